@@ -1,0 +1,119 @@
+//! `decode.toml`, read and checked once.
+
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use settings::SettingsError;
+
+/// A decode node's configuration, checked. Sizes are in the unit of their name.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default)]
+pub struct DecodeConfig {
+    /// Name of the node, unique in the mesh; also the name of its key files.
+    pub name: String,
+    /// Mesh address that peers connect to. Port 0 lets the system choose.
+    pub listen: String,
+    /// Mesh address of the router.
+    pub router: String,
+    /// GGUF file.
+    pub model: PathBuf,
+    /// Directory with `ca.pem`, `NAME.pem` and `NAME.key`.
+    pub keys_dir: PathBuf,
+    /// Tokens per KV block; all nodes of a mesh must agree.
+    pub block_tokens: usize,
+    /// Sequences that can run at once.
+    pub slots: usize,
+    /// Tokens that one sequence may have; 0 is what the model was trained for.
+    pub context_tokens: usize,
+    /// Compute threads; 0 is one per CPU in `cpus`, or one per CPU of the machine.
+    pub threads: usize,
+    /// CPUs to run on; empty is all.
+    pub cpus: Vec<usize>,
+    /// A step with running streams aims to stay below this.
+    pub itl_cap_ms: f64,
+    /// From so many uncached tokens on, a local prompt counts as long.
+    pub local_long_tokens: usize,
+    /// Long prompts that may be prefilled here at once.
+    pub max_local_long: usize,
+    /// Memory for handoffs under way. A prompt whose KV is larger is never
+    /// prefilled remotely.
+    pub staging_bytes: u64,
+    /// Encoded bytes that one handoff may have under way on the network.
+    pub credit_window_bytes: u64,
+    /// Shortest silence of a prefill node that counts as a stall.
+    pub stall_seconds: f64,
+    /// Requests that may wait for a slot.
+    pub queue_requests_max: usize,
+    /// After SIGTERM, running streams get so long to finish.
+    pub drain_seconds: f64,
+}
+
+impl Default for DecodeConfig {
+    fn default() -> Self {
+        Self {
+            name: "decode-1".to_owned(),
+            listen: "127.0.0.1:0".to_owned(),
+            router: "127.0.0.1:7000".to_owned(),
+            model: PathBuf::new(),
+            keys_dir: PathBuf::from("keys"),
+            block_tokens: 64,
+            slots: 8,
+            context_tokens: 0,
+            threads: 0,
+            cpus: Vec::new(),
+            itl_cap_ms: 100.0,
+            local_long_tokens: 512,
+            max_local_long: 1,
+            staging_bytes: 2 << 30,
+            // Deep enough to keep a fast link busy over a round trip and the
+            // decode of a few blocks; small beside the staging memory.
+            credit_window_bytes: 64 << 20,
+            stall_seconds: 10.0,
+            queue_requests_max: 1024,
+            drain_seconds: 30.0,
+        }
+    }
+}
+
+impl DecodeConfig {
+    /// Reads and checks a file; reports all mistakes at once.
+    pub fn read(path: &Path) -> Result<Self, SettingsError> {
+        let (config, mut problems) = settings::read_file::<Self>(path)?;
+        problems.require(!config.name.is_empty(), "name", "is empty");
+        problems.require(config.listen.parse::<std::net::SocketAddr>().is_ok(), "listen", "is not ADDRESS:PORT");
+        problems.require(config.router.contains(':'), "router", "is not HOST:PORT");
+        problems.require(!config.model.as_os_str().is_empty(), "model", "is missing");
+        problems.range("block_tokens", config.block_tokens, 16, 1024);
+        problems.range("slots", config.slots, 1, 256);
+        if config.context_tokens != 0 {
+            problems.range("context_tokens", config.context_tokens, 64, 1 << 22);
+        }
+        problems.range("threads", config.threads, 0, 1024);
+        problems.range("itl_cap_ms", config.itl_cap_ms, 1.0, 60_000.0);
+        problems.range("local_long_tokens", config.local_long_tokens, 1, 1 << 22);
+        problems.range("max_local_long", config.max_local_long, 1, config.slots.max(1));
+        problems.range("staging_bytes", config.staging_bytes, 1 << 20, 1 << 42);
+        problems.range("credit_window_bytes", config.credit_window_bytes, 1 << 20, 1 << 36);
+        problems.range("stall_seconds", config.stall_seconds, 0.1, 3600.0);
+        problems.range("queue_requests_max", config.queue_requests_max, 1, 1 << 20);
+        problems.range("drain_seconds", config.drain_seconds, 0.0, 3600.0);
+        problems.finish()?;
+        Ok(config)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mistakes_are_reported_together_with_their_range() {
+        let dir = std::env::temp_dir().join(format!("segue-decode-config-{}", std::process::id()));
+        std::fs::write(&dir, "model = \"m.gguf\"\nslots = 0\nslot = 3\nitl_cap_ms = 0.0\n").unwrap();
+        let message = DecodeConfig::read(&dir).unwrap_err().to_string();
+        std::fs::remove_file(&dir).unwrap();
+        for part in ["unknown key `slot`", "`slots` is 0, allowed 1 to 256", "`itl_cap_ms` is 0, allowed 1 to 60000"] {
+            assert!(message.contains(part), "{message}");
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! How long an engine step takes: `a + b·tokens + c·attended`, learned from the
+//! node's own steps.
+//!
+//! `tokens` counts the batch, `attended` sums for each of its tokens the tokens
+//! before it. Least squares over an exponentially fading past, pulled gently
+//! towards the prior so that the first steps are sane and steps that are all
+//! alike cannot send a coefficient off.
+
+use std::time::Duration;
+
+/// Weight that the past keeps per step: about the last 100 steps count.
+const FADE: f64 = 0.99;
+/// How strongly the prior pulls, in units of one typical step.
+const PRIOR_WEIGHT: f64 = 0.02;
+/// A step that took this many times the prediction was disturbed from outside;
+/// it counts as if it had taken only so much.
+const OUTLIER: f64 = 4.0;
+
+/// What a batch costs to compute, in countable things.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StepLoad {
+    /// Tokens in the batch.
+    pub tokens: usize,
+    /// Sum over those tokens of the tokens before them.
+    pub attended: usize,
+}
+
+impl StepLoad {
+    /// Adds `tokens` behind `resident` ones.
+    pub fn plus(self, tokens: usize, resident: usize) -> Self {
+        Self {
+            tokens: self.tokens + tokens,
+            attended: self.attended + tokens * resident + tokens * tokens / 2,
+        }
+    }
+
+    fn features(self) -> [f64; 3] {
+        // Scaled so that all three have like magnitude in typical steps.
+        [1.0, self.tokens as f64 / 100.0, self.attended as f64 / 100_000.0]
+    }
+}
+
+/// The learned model. Times are in milliseconds.
+#[derive(Clone, Debug)]
+pub struct StepTime {
+    coefficients: [f64; 3],
+    prior: [f64; 3],
+    normal: [[f64; 3]; 3],
+    right: [f64; 3],
+}
+
+impl Default for StepTime {
+    fn default() -> Self {
+        // A small model on one CPU core; any real machine is learned in a few steps.
+        Self::with_prior([4.0, 200.0, 40.0])
+    }
+}
+
+impl StepTime {
+    /// `prior`: milliseconds per step, per 100 tokens, per 100,000 attended tokens.
+    pub fn with_prior(prior: [f64; 3]) -> Self {
+        Self { coefficients: prior, prior, normal: [[0.0; 3]; 3], right: [0.0; 3] }
+    }
+
+    /// Expected time of a step, in milliseconds.
+    pub fn predict_ms(&self, load: StepLoad) -> f64 {
+        load.features().iter().zip(self.coefficients).map(|(x, c)| x * c).sum()
+    }
+
+    /// Takes in a step that was measured.
+    pub fn observe(&mut self, load: StepLoad, took: Duration) {
+        let took_ms = (took.as_secs_f64() * 1e3).min(self.predict_ms(load) * OUTLIER);
+        let x = load.features();
+        for row in 0..3 {
+            for column in 0..3 {
+                self.normal[row][column] = self.normal[row][column] * FADE + x[row] * x[column];
+            }
+            self.right[row] = self.right[row] * FADE + x[row] * took_ms;
+        }
+        self.refit();
+    }
+
+    /// Most prompt tokens behind `resident` that can join `base` so that the
+    /// step stays within `cap_ms`; 0 if none can.
+    pub fn room(&self, base: StepLoad, resident: usize, cap_ms: f64, limit: usize) -> usize {
+        // The cost grows with every token, so the largest fit is found by halving.
+        let (mut fits, mut too_many) = (0, limit + 1);
+        while too_many - fits > 1 {
+            let middle = fits + (too_many - fits) / 2;
+            if self.predict_ms(base.plus(middle, resident)) <= cap_ms {
+                fits = middle;
+            } else {
+                too_many = middle;
+            }
+        }
+        fits
+    }
+
+    fn refit(&mut self) {
+        let mut matrix = self.normal;
+        let mut right = self.right;
+        for index in 0..3 {
+            matrix[index][index] += PRIOR_WEIGHT;
+            right[index] += PRIOR_WEIGHT * self.prior[index];
+        }
+        if let Some(solution) = solve(matrix, right) {
+            // No part of a step takes negative time; a tiny floor keeps the
+            // model growing in tokens.
+            self.coefficients = [solution[0].max(0.0), solution[1].max(1e-3), solution[2].max(0.0)];
+        }
+    }
+}
+
+/// Solves the symmetric 3×3 system by elimination with pivoting.
+fn solve(mut a: [[f64; 3]; 3], mut b: [f64; 3]) -> Option<[f64; 3]> {
+    for column in 0..3 {
+        let pivot = (column..3).max_by(|&i, &j| a[i][column].abs().total_cmp(&a[j][column].abs()))?;
+        if a[pivot][column].abs() < 1e-12 {
+            return None;
+        }
+        a.swap(column, pivot);
+        b.swap(column, pivot);
+        for row in column + 1..3 {
+            let factor = a[row][column] / a[column][column];
+            for k in column..3 {
+                a[row][k] -= factor * a[column][k];
+            }
+            b[row] -= factor * b[column];
+        }
+    }
+    let mut x = [0.0; 3];
+    for row in (0..3).rev() {
+        let known: f64 = (row + 1..3).map(|k| a[row][k] * x[k]).sum();
+        x[row] = (b[row] - known) / a[row][row];
+    }
+    x.iter().all(|value| value.is_finite()).then_some(x)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn load(tokens: usize, resident: usize) -> StepLoad {
+        StepLoad::default().plus(tokens, resident)
+    }
+
+    fn truth_ms(load: StepLoad) -> f64 {
+        5.0 + 1.9 * load.tokens as f64 + 0.0006 * load.attended as f64
+    }
+
+    fn trained() -> StepTime {
+        let mut model = StepTime::default();
+        for step in 0..300 {
+            let load = load([1, 4, 40, 80, 200][step % 5], (step * 37) % 4000);
+            model.observe(load, Duration::from_secs_f64(truth_ms(load) / 1e3));
+        }
+        model
+    }
+
+    #[test]
+    fn learns_the_cost_of_its_own_steps() {
+        let model = trained();
+        for load in [load(1, 100), load(60, 0), load(60, 4000), load(256, 2000)] {
+            let (predicted, true_ms) = (model.predict_ms(load), truth_ms(load));
+            assert!((predicted - true_ms).abs() < 0.1 * true_ms, "{load:?}: {predicted} of {true_ms}");
+        }
+    }
+
+    #[test]
+    fn one_disturbed_step_changes_little() {
+        let mut model = trained();
+        let before = model.predict_ms(load(50, 1000));
+        model.observe(load(50, 1000), Duration::from_secs(30));
+        assert!(model.predict_ms(load(50, 1000)) < before * 1.5);
+    }
+
+    #[test]
+    fn room_is_the_largest_chunk_that_fits() {
+        let model = trained();
+        let room = model.room(load(1, 500), 1000, 100.0, 512);
+        assert!(model.predict_ms(load(1, 500).plus(room, 1000)) <= 100.0);
+        assert!(model.predict_ms(load(1, 500).plus(room + 1, 1000)) > 100.0);
+        assert_eq!(model.room(load(200, 4000), 0, 10.0, 512), 0);
+        assert_eq!(model.room(StepLoad::default(), 0, 1e9, 512), 512);
+    }
+
+    proptest! {
+        #[test]
+        fn any_measurements_leave_a_usable_model(
+            steps in prop::collection::vec((1usize..600, 0usize..100_000, 0u64..100_000_000), 1..200)
+        ) {
+            let mut model = StepTime::default();
+            for (tokens, resident, micros) in steps {
+                model.observe(load(tokens, resident), Duration::from_micros(micros));
+                let predicted = model.predict_ms(load(tokens, resident));
+                prop_assert!(predicted.is_finite() && predicted >= 0.0);
+            }
+        }
+    }
+}

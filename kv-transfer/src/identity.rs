@@ -1,0 +1,280 @@
+//! Mesh certificates: one authority, one certificate per node, roles inside.
+//!
+//! A certificate's subject is the node's name, its one alternative name is its
+//! role: `router.segue`, `prefill.segue` or `decode.segue`. A client asks TLS
+//! for the role it wants to talk to; a server reads role and name of its client
+//! from the certificate that TLS has verified.
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose,
+};
+use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+use x509_parser::extensions::GeneralName;
+
+use crate::{TransferError, tls};
+
+/// What a certificate allows its holder to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Role {
+    /// Places requests.
+    Router,
+    /// Computes prompts.
+    Prefill,
+    /// Runs sequences.
+    Decode,
+}
+
+impl Role {
+    const ALL: [Self; 3] = [Self::Router, Self::Prefill, Self::Decode];
+
+    /// The word used in `Hello`, configurations and logs.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Router => "router",
+            Self::Prefill => "prefill",
+            Self::Decode => "decode",
+        }
+    }
+
+    /// The name that a certificate of this role carries.
+    pub(crate) fn server_name(self) -> &'static str {
+        match self {
+            Self::Router => "router.segue",
+            Self::Prefill => "prefill.segue",
+            Self::Decode => "decode.segue",
+        }
+    }
+
+    fn from_server_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|role| role.server_name() == name)
+    }
+}
+
+impl std::fmt::Display for Role {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// The mesh CA with its private key.
+pub struct MeshAuthority {
+    certificate_pem: String,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+impl MeshAuthority {
+    /// A new authority with a fresh key.
+    pub fn generate() -> Self {
+        let key = fresh_key();
+        // Two authorities of one name would be told apart by signature only, and
+        // the error would speak of a bad signature instead of an unknown issuer.
+        let id = blake3::hash(key.public_key_raw()).to_hex();
+        let mut params = params(&format!("segue mesh authority {}", &id[..16]));
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        let certificate = params.self_signed(&key).expect("own parameters are valid");
+        Self { certificate_pem: certificate.pem(), issuer: Issuer::new(params, key) }
+    }
+
+    /// Reads `ca.pem` and `ca.key` from `dir`.
+    pub fn load(dir: &Path) -> Result<Self, TransferError> {
+        let certificate_path = dir.join("ca.pem");
+        let key_path = dir.join("ca.key");
+        let certificate_pem = read(&certificate_path)?;
+        let key = KeyPair::from_pem(&read(&key_path)?).map_err(|error| unusable(&key_path, error))?;
+        let issuer = Issuer::from_ca_cert_pem(&certificate_pem, key)
+            .map_err(|error| unusable(&certificate_path, error))?;
+        let authority = Self { certificate_pem, issuer };
+        // A key of another authority would sign certificates that nobody accepts.
+        authority.issue("check", Role::Router).check(&key_path, &key_path)?;
+        Ok(authority)
+    }
+
+    /// Writes `ca.pem` and `ca.key` (mode 0600) into `dir`.
+    pub fn save(&self, dir: &Path) -> Result<(), TransferError> {
+        write(&dir.join("ca.pem"), &self.certificate_pem, 0o644)?;
+        write(&dir.join("ca.key"), &self.issuer.key().serialize_pem(), 0o600)
+    }
+
+    /// Credentials for one node.
+    ///
+    /// A name that [`check_node_name`] refuses gives credentials that can
+    /// neither be saved nor used.
+    pub fn issue(&self, name: &str, role: Role) -> Credentials {
+        let key = fresh_key();
+        let mut params = params(name);
+        let server_name = role.server_name().try_into().expect("role names are ASCII");
+        params.subject_alt_names = vec![rcgen::SanType::DnsName(server_name)];
+        params.use_authority_key_identifier_extension = true;
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages =
+            vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        let certificate = params.signed_by(&key, &self.issuer).expect("own parameters are valid");
+        Credentials {
+            pem: Arc::new(Pem {
+                authority: self.certificate_pem.clone(),
+                certificate: certificate.pem(),
+                key: key.serialize_pem(),
+            }),
+        }
+    }
+}
+
+/// A node's certificate and key, and the authority it trusts.
+#[derive(Clone)]
+pub struct Credentials {
+    pem: Arc<Pem>,
+}
+
+struct Pem {
+    authority: String,
+    certificate: String,
+    key: String,
+}
+
+impl Credentials {
+    /// Reads `ca.pem`, `NAME.pem` and `NAME.key` from `dir`.
+    pub fn load(dir: &Path, name: &str) -> Result<Self, TransferError> {
+        check_node_name(name).map_err(|reason| unusable(&dir.join(name), reason))?;
+        let certificate_path = dir.join(format!("{name}.pem"));
+        let key_path = dir.join(format!("{name}.key"));
+        let pem = Pem {
+            authority: read(&dir.join("ca.pem"))?,
+            certificate: read(&certificate_path)?,
+            key: read(&key_path)?,
+        };
+        parse_certificate(&pem.authority).map_err(|reason| unusable(&dir.join("ca.pem"), reason))?;
+        let credentials = Self { pem: Arc::new(pem) };
+        credentials.check(&certificate_path, &key_path)?;
+        Ok(credentials)
+    }
+
+    /// Writes `ca.pem`, `NAME.pem` and `NAME.key` (mode 0600) into `dir`.
+    pub fn save(&self, dir: &Path, name: &str) -> Result<(), TransferError> {
+        check_node_name(name).map_err(|reason| unusable(&dir.join(name), reason))?;
+        write(&dir.join("ca.pem"), &self.pem.authority, 0o644)?;
+        write(&dir.join(format!("{name}.pem")), &self.pem.certificate, 0o644)?;
+        write(&dir.join(format!("{name}.key")), &self.pem.key, 0o600)
+    }
+
+    /// Name and role that the certificate gives its holder.
+    pub fn identity(&self) -> Result<(String, Role), TransferError> {
+        let parsed = self.certificate().and_then(|certificate| identity_of(&certificate));
+        parsed.map_err(|reason| TransferError::Credentials { path: "certificate".into(), reason })
+    }
+
+    pub(crate) fn authority(&self) -> Result<CertificateDer<'static>, String> {
+        parse_certificate(&self.pem.authority)
+    }
+
+    pub(crate) fn certificate(&self) -> Result<CertificateDer<'static>, String> {
+        parse_certificate(&self.pem.certificate)
+    }
+
+    pub(crate) fn key(&self) -> Result<PrivateKeyDer<'static>, String> {
+        PrivateKeyDer::from_pem_slice(self.pem.key.as_bytes())
+            .map_err(|_| "holds no usable PEM private key".to_owned())
+    }
+
+    /// Finds at start what would otherwise be a refused handshake later.
+    fn check(&self, certificate_path: &Path, key_path: &Path) -> Result<(), TransferError> {
+        let certificate = self.certificate().map_err(|reason| unusable(certificate_path, reason))?;
+        identity_of(&certificate).map_err(|reason| unusable(certificate_path, reason))?;
+        self.key().map_err(|reason| unusable(key_path, reason))?;
+        tls::check_signature(self).map_err(|reason| unusable(certificate_path, reason))?;
+        tls::client_config(self).map(drop).map_err(|reason| unusable(key_path, reason))
+    }
+}
+
+/// Whether `name` may name a node: it becomes a file name, a log field and a
+/// header value.
+pub fn check_node_name(name: &str) -> Result<(), String> {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    if name.is_empty() || name.len() > NAME_BYTES_MAX || name.starts_with('.') || !name.chars().all(allowed) {
+        return Err(format!(
+            "node name {name:?} must have 1 to {NAME_BYTES_MAX} letters, digits, '-', '_' or '.', \
+             and not begin with '.'"
+        ));
+    }
+    if name == "ca" {
+        return Err("node name \"ca\" is taken by the authority's own files".to_owned());
+    }
+    Ok(())
+}
+
+/// As long as a DNS label: no name in use is longer.
+const NAME_BYTES_MAX: usize = 63;
+
+/// Name and role in a certificate whose signature TLS has verified.
+pub(crate) fn identity_of(certificate: &CertificateDer<'_>) -> Result<(String, Role), String> {
+    let (_, parsed) = x509_parser::parse_x509_certificate(certificate)
+        .map_err(|error| format!("is not a certificate: {error}"))?;
+    let name = parsed.subject().iter_common_name().next().and_then(|name| name.as_str().ok());
+    let name = name.ok_or("has no node name")?.to_owned();
+    check_node_name(&name)?;
+    let names = parsed.subject_alternative_name().ok().flatten();
+    let role = names.iter().flat_map(|names| &names.value.general_names).find_map(|name| match name {
+        GeneralName::DNSName(name) => Role::from_server_name(name),
+        _ => None,
+    });
+    Ok((name, role.ok_or("carries no role of the mesh")?))
+}
+
+fn parse_certificate(pem: &str) -> Result<CertificateDer<'static>, String> {
+    CertificateDer::from_pem_slice(pem.as_bytes()).map_err(|_| "holds no usable PEM certificate".to_owned())
+}
+
+fn fresh_key() -> KeyPair {
+    KeyPair::generate().expect("the system gives random bytes")
+}
+
+fn params(common_name: &str) -> CertificateParams {
+    let mut params = CertificateParams::default();
+    params.distinguished_name.push(DnType::CommonName, common_name);
+    let now = now();
+    params.not_before = (now - CLOCK_SLACK).into();
+    params.not_after = (now + VALIDITY).into();
+    params
+}
+
+/// Clocks of machines without network time differ by hours.
+const CLOCK_SLACK: Duration = Duration::from_secs(24 * 3600);
+/// Ten years: longer than the machines live, since nothing renews certificates.
+const VALIDITY: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+
+#[expect(clippy::disallowed_methods, reason = "a certificate begins when it is made")]
+fn now() -> SystemTime {
+    SystemTime::now()
+}
+
+fn read(path: &Path) -> Result<String, TransferError> {
+    fs::read_to_string(path).map_err(|error| unusable(path, error))
+}
+
+fn write(path: &Path, text: &str, mode: u32) -> Result<(), TransferError> {
+    let write = || {
+        if let Some(dir) = path.parent() {
+            fs::create_dir_all(dir)?;
+        }
+        // An old file would keep its old mode.
+        match fs::remove_file(path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        fs::OpenOptions::new().write(true).create_new(true).mode(mode).open(path)?.write_all(text.as_bytes())
+    };
+    write().map_err(|error| unusable(path, error))
+}
+
+fn unusable(path: &Path, reason: impl std::fmt::Display) -> TransferError {
+    TransferError::Credentials { path: path.display().to_string(), reason: reason.to_string() }
+}
