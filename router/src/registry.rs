@@ -1,0 +1,236 @@
+//! The nodes of the mesh, as they told. Pure.
+//!
+//! ```text
+//!  Hello ──check──▶ registered ◀── Status, Warm, Draining
+//!                       │ connection closed, or registered again
+//!                       ▼
+//!                      gone
+//! ```
+//!
+//! A node is *healthy* while its status is fresh and its engine moves. Only
+//! healthy nodes that do not drain are offered to the policy. What the router
+//! itself has just given to a node counts at once ([`NodeLoad`]): a status is up
+//! to 250 ms old, and simultaneous decisions must not all see an idle node.
+
+mod load;
+mod node;
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use kv_block::{BlockTable, ChainSeed, Fingerprint, IsolationKey, LayoutId, Token};
+use kv_transfer::{Hello, PROTOCOL_VERSION, PrefillCandidate, Role, Status};
+
+pub(crate) use load::{NodeLoad, Reservation};
+pub(crate) use node::Node;
+
+use crate::policy::{DecodeView, PrefillView};
+
+/// All registered nodes. `L` is the shell's handle of a node's connection.
+#[derive(Debug)]
+pub(crate) struct Registry<L> {
+    fingerprint: Fingerprint,
+    nodes: BTreeMap<String, Node<L>>,
+    registrations: u64,
+}
+
+/// Which life of a node a message belongs to: one of an old connection must
+/// not change the node that replaced it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Registration {
+    name: String,
+    number: u64,
+}
+
+/// The peer as its certificate names it, and where it connects from.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Peer<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) role: Role,
+    pub(crate) address: std::net::SocketAddr,
+}
+
+/// Status comes at least every 250 ms.
+pub(crate) const STALE_AFTER: Duration = Duration::from_secs(3);
+
+impl<L: Clone> Registry<L> {
+    pub(crate) fn new(fingerprint: Fingerprint) -> Self {
+        Self { fingerprint, nodes: BTreeMap::new(), registrations: 0 }
+    }
+
+    /// Registers a node, or says why not, naming both values. A node of that
+    /// name that was there before is replaced; its connection is returned.
+    pub(crate) fn register(
+        &mut self,
+        now: Instant,
+        peer: Peer<'_>,
+        hello: Hello,
+        link: L,
+    ) -> Result<(Registration, Option<L>), String> {
+        let role = self.check(peer, &hello)?;
+        self.registrations += 1;
+        let registration = Registration { name: hello.name.clone(), number: self.registrations };
+        let node = Node::new(registration.number, now, role, reachable(hello, peer), link);
+        let replaced = self.nodes.insert(registration.name.clone(), node);
+        Ok((registration, replaced.map(|node| node.link)))
+    }
+
+    fn check(&self, peer: Peer<'_>, hello: &Hello) -> Result<Role, String> {
+        let mismatch = |what: &str, theirs: &dyn std::fmt::Display, ours: &dyn std::fmt::Display| {
+            Err(format!("{what} of the node is {theirs}, of the router {ours}"))
+        };
+        if hello.protocol != PROTOCOL_VERSION {
+            return mismatch("protocol version", &hello.protocol, &PROTOCOL_VERSION);
+        }
+        if hello.name != peer.name {
+            return Err(format!("the node calls itself {:?}, its certificate {:?}", hello.name, peer.name));
+        }
+        if peer.role == Role::Router || hello.role != peer.role.as_str() {
+            return Err(format!("the node's role is {:?}, its certificate's {}", hello.role, peer.role));
+        }
+        let fingerprint = Fingerprint(hello.fingerprint);
+        if fingerprint != self.fingerprint {
+            return mismatch("model fingerprint", &fingerprint, &self.fingerprint);
+        }
+        for (what, value) in [
+            ("block_tokens", hello.block_tokens),
+            ("context_tokens", hello.context_tokens),
+            ("slots", hello.slots),
+        ] {
+            if value == 0 || value > FIGURE_MAX {
+                return Err(format!("{what} is {value}, allowed 1 to {FIGURE_MAX}"));
+            }
+        }
+        Ok(peer.role)
+    }
+
+    /// Takes a status; an older one than the last is dropped.
+    pub(crate) fn status(&mut self, now: Instant, registration: &Registration, status: Status) {
+        if let Some(node) = self.current(registration) {
+            node.take_status(now, status);
+        }
+    }
+
+    /// Takes news of a slot.
+    pub(crate) fn warm(&mut self, registration: &Registration, slot: u16, hashes: &[[u8; 32]]) {
+        if let Some(node) = self.current(registration) {
+            node.prefix.set(usize::from(slot), hashes);
+        }
+    }
+
+    /// The node takes no new requests.
+    pub(crate) fn draining(&mut self, registration: &Registration) {
+        if let Some(node) = self.current(registration) {
+            node.draining = true;
+        }
+    }
+
+    /// The node's connection is gone, and with it all it told.
+    pub(crate) fn disconnected(&mut self, registration: &Registration) {
+        if self.current(registration).is_some() {
+            self.nodes.remove(&registration.name);
+        }
+    }
+
+    /// All nodes, by name.
+    pub(crate) fn nodes(&self) -> impl Iterator<Item = &Node<L>> {
+        self.nodes.values()
+    }
+
+    /// The node of that name.
+    pub(crate) fn node(&self, name: &str) -> Option<&Node<L>> {
+        self.nodes.get(name)
+    }
+
+    /// Healthy decode nodes that take requests, as the policy sees them.
+    /// Those named in `without` are left out.
+    pub(crate) fn decode_views(
+        &self,
+        now: Instant,
+        tokens: &[Token],
+        isolation: IsolationKey,
+        without: &[String],
+    ) -> Vec<DecodeView> {
+        let mut tables = Tables { fingerprint: self.fingerprint, isolation, tokens, made: Vec::new() };
+        let ready = self.ready(now, Role::Decode).filter(|node| !without.contains(&node.hello.name));
+        ready
+            .map(|node| {
+                let cached = node.prefix.cached_tokens(tables.of(node.layout(), node.block_tokens()));
+                node.decode_view(cached, self.prefill_for(now, node))
+            })
+            .collect()
+    }
+
+    /// Longest context of the ready decode nodes.
+    pub(crate) fn context_tokens(&self, now: Instant) -> Option<usize> {
+        self.ready(now, Role::Decode).map(|node| node.hello.context_tokens as usize).max()
+    }
+
+    /// The nodes of these names with their addresses, as a decode node gets them.
+    pub(crate) fn candidates(&self, names: &[String]) -> Vec<PrefillCandidate> {
+        let nodes = names.iter().filter_map(|name| self.nodes.get(name));
+        nodes
+            .map(|node| PrefillCandidate {
+                name: node.hello.name.clone(),
+                address: node.hello.address.clone(),
+            })
+            .collect()
+    }
+
+    fn prefill_for(&self, now: Instant, decode: &Node<L>) -> Vec<PrefillView> {
+        self.ready(now, Role::Prefill)
+            .filter(|prefill| prefill.serves(decode))
+            .map(Node::prefill_view)
+            .collect()
+    }
+
+    fn ready(&self, now: Instant, role: Role) -> impl Iterator<Item = &Node<L>> {
+        self.nodes.values().filter(move |node| node.role == role && !node.draining && node.healthy(now))
+    }
+
+    fn current(&mut self, registration: &Registration) -> Option<&mut Node<L>> {
+        self.nodes.get_mut(&registration.name).filter(|node| node.number == registration.number)
+    }
+}
+
+/// Far above any node's block length, context or slots; bounds what a node's
+/// words can make the router allocate.
+const FIGURE_MAX: u32 = 1 << 24;
+
+/// A node that listens on all addresses is reached where it came from.
+fn reachable(mut hello: Hello, peer: Peer<'_>) -> Hello {
+    if let Ok(mut address) = hello.address.parse::<std::net::SocketAddr>()
+        && address.ip().is_unspecified()
+    {
+        address.set_ip(peer.address.ip());
+        hello.address = address.to_string();
+    }
+    hello
+}
+
+/// Block tables of one prompt: one per layout and block length in the mesh,
+/// usually one in all.
+struct Tables<'a> {
+    fingerprint: Fingerprint,
+    isolation: IsolationKey,
+    tokens: &'a [Token],
+    made: Vec<(LayoutId, BlockTable)>,
+}
+
+impl Tables<'_> {
+    fn of(&mut self, layout: LayoutId, block_tokens: usize) -> &BlockTable {
+        let known = self
+            .made
+            .iter()
+            .position(|(known, table)| *known == layout && table.block_tokens() == block_tokens);
+        let index = known.unwrap_or_else(|| {
+            let seed = ChainSeed::new(self.fingerprint, layout, self.isolation);
+            self.made.push((layout, BlockTable::new(seed, self.tokens, block_tokens)));
+            self.made.len() - 1
+        });
+        &self.made[index].1
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,130 @@
+//! One node's record.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kv_block::LayoutId;
+use kv_transfer::{Hello, Role, Status};
+
+use super::{NodeLoad, STALE_AFTER};
+use crate::policy::{DecodeView, PrefillView};
+use crate::prefix_view::PrefixView;
+
+/// A registered node.
+#[derive(Debug)]
+pub(crate) struct Node<L> {
+    pub(super) number: u64,
+    pub(super) draining: bool,
+    pub(super) prefix: PrefixView,
+    pub(crate) role: Role,
+    pub(crate) hello: Hello,
+    pub(crate) status: Status,
+    pub(crate) load: Arc<NodeLoad>,
+    pub(crate) link: L,
+    heard: Instant,
+    /// When its work last moved, or it had none.
+    moved: Instant,
+}
+
+/// Longest time in which an engine that has work does nothing at all: a chunk of
+/// a large model on a slow machine takes seconds.
+const FROZEN_AFTER: Duration = Duration::from_secs(15);
+
+impl<L> Node<L> {
+    pub(super) fn new(number: u64, now: Instant, role: Role, hello: Hello, link: L) -> Self {
+        let blocks_max = (hello.context_tokens / hello.block_tokens) as usize;
+        Self {
+            number,
+            draining: false,
+            prefix: PrefixView::new((hello.slots as usize).min(usize::from(u16::MAX)), blocks_max),
+            role,
+            hello,
+            status: Status::default(),
+            load: Arc::default(),
+            link,
+            heard: now,
+            moved: now,
+        }
+    }
+
+    pub(super) fn take_status(&mut self, now: Instant, status: Status) {
+        if status.sequence < self.status.sequence {
+            return;
+        }
+        if idle(&status) || progress(&status) != progress(&self.status) {
+            self.moved = now;
+        }
+        self.heard = now;
+        self.status = status;
+    }
+
+    /// Whether its status is fresh and its engine moves.
+    pub(crate) fn healthy(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.heard) <= STALE_AFTER
+            && now.saturating_duration_since(self.moved) <= FROZEN_AFTER
+    }
+
+    /// Whether it takes no new requests.
+    pub(crate) fn is_draining(&self) -> bool {
+        self.draining
+    }
+
+    pub(super) fn layout(&self) -> LayoutId {
+        LayoutId(self.hello.layout)
+    }
+
+    pub(super) fn block_tokens(&self) -> usize {
+        self.hello.block_tokens as usize
+    }
+
+    /// Whether this prefill node's blocks can be installed on `decode`.
+    pub(super) fn serves(&self, decode: &Self) -> bool {
+        self.hello.layout == decode.hello.layout
+            && self.hello.block_tokens == decode.hello.block_tokens
+            && self.hello.blocks_unsupported.is_empty()
+    }
+
+    pub(super) fn decode_view(&self, cached_tokens: usize, prefill: Vec<PrefillView>) -> DecodeView {
+        DecodeView {
+            name: self.hello.name.clone(),
+            cached_tokens,
+            // The router is the only source of requests, so its own count is
+            // right at once; the node's is larger while it cleans up.
+            requests_in_flight: self.load.requests().max(u64::from(self.status.requests_in_flight)) as usize,
+            queue_tokens: self.queue_tokens(),
+            slots: self.hello.slots as usize,
+            slots_used: self.status.slots_used as usize,
+            context_tokens: self.hello.context_tokens as usize,
+            installs_blocks: self.hello.blocks_unsupported.is_empty(),
+            prefill,
+        }
+    }
+
+    pub(super) fn prefill_view(&self) -> PrefillView {
+        PrefillView {
+            name: self.hello.name.clone(),
+            queue_tokens: self.queue_tokens(),
+            context_tokens: self.hello.context_tokens as usize,
+        }
+    }
+
+    fn queue_tokens(&self) -> u64 {
+        self.load.tokens().max(self.status.queue_tokens)
+    }
+}
+
+/// A decode node that waits for a handoff has nothing to compute itself.
+fn idle(status: &Status) -> bool {
+    let waits_for_peer = status.slots_used > 0 && status.handoffs_active > 0;
+    status.queue_tokens == 0 && (status.slots_used == 0 || waits_for_peer)
+}
+
+fn progress(status: &Status) -> [u64; 5] {
+    [
+        status.steps_total,
+        status.prefill_tokens_total,
+        status.installed_tokens_total,
+        status.generated_tokens_total,
+        status.transfer_bytes_total,
+    ]
+}

@@ -1,0 +1,199 @@
+//! The running router: sockets, tasks, and their end.
+
+use std::future::pending;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::serve::ListenerExt;
+use engine::Vocabulary;
+use kv_transfer::{Credentials, Endpoint, Shutdown, Tuning};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
+
+use crate::app::{App, Parts};
+use crate::chat_template::ChatTemplate;
+use crate::config::{ModelIdentity, RouterConfig};
+use crate::error::RouterError;
+use crate::metrics::RouterMetrics;
+use crate::policy::{Policy, PolicyFile};
+use crate::{http, membership};
+
+/// A router that has its sockets and can serve.
+pub struct Router {
+    app: Arc<App>,
+    listener: TcpListener,
+    http_address: SocketAddr,
+    endpoint: Endpoint,
+    policy: watch::Sender<Policy>,
+    policy_file: Option<PolicyFile>,
+    drain: Duration,
+}
+
+/// Binds and serves until `shutdown` says otherwise.
+pub async fn run(
+    config: RouterConfig,
+    vocabulary: Arc<dyn Vocabulary>,
+    model: ModelIdentity,
+    credentials: Credentials,
+    shutdown: watch::Receiver<Shutdown>,
+) -> Result<(), RouterError> {
+    Router::bind(&config, vocabulary, model, &credentials, shutdown).await?.serve().await
+}
+
+/// How often the policy file is looked at.
+const POLICY_POLL: Duration = Duration::from_secs(1);
+/// How often collected histograms are folded.
+const UPKEEP: Duration = Duration::from_secs(5);
+/// Time for last bytes to leave after the last answer has ended.
+const FLUSH: Duration = Duration::from_secs(1);
+/// How often a draining router looks whether it is idle.
+const DRAIN_POLL: Duration = Duration::from_millis(20);
+
+impl Router {
+    /// Reads the policy and binds both addresses. `shutdown` is watched from here on.
+    pub async fn bind(
+        config: &RouterConfig,
+        vocabulary: Arc<dyn Vocabulary>,
+        model: ModelIdentity,
+        credentials: &Credentials,
+        shutdown: watch::Receiver<Shutdown>,
+    ) -> Result<Self, RouterError> {
+        let (policy_file, policy) = match &config.policy {
+            Some(path) => PolicyFile::open(path).map(|(file, policy)| (Some(file), policy))?,
+            None => (None, Policy::default()),
+        };
+        let (policy, policy_seen) = watch::channel(policy);
+        let template = template(vocabulary.as_ref())?;
+        let address = config.listen;
+        let listener =
+            TcpListener::bind(address).await.map_err(|reason| RouterError::Bind { address, reason })?;
+        let http_address = listener.local_addr().map_err(|reason| RouterError::Bind { address, reason })?;
+        let endpoint = Endpoint::bind(config.mesh_listen, credentials, &Tuning::default())?;
+        let app = Arc::new(App::new(Parts {
+            model,
+            vocabulary,
+            template,
+            allow_route_override: config.allow_route_override,
+            body_bytes_max: config.body_bytes_max,
+            policy: policy_seen,
+            shutdown,
+            metrics: RouterMetrics::new()?,
+        }));
+        Ok(Self { app, listener, http_address, endpoint, policy, policy_file, drain: config.drain })
+    }
+
+    /// The HTTP address in use.
+    pub fn http_address(&self) -> SocketAddr {
+        self.http_address
+    }
+
+    /// The mesh address in use.
+    pub fn mesh_address(&self) -> SocketAddr {
+        self.endpoint.local_address()
+    }
+
+    /// Serves until shut down: when draining, new requests are refused and
+    /// running ones have the configured time to finish.
+    pub async fn serve(self) -> Result<(), RouterError> {
+        tracing::info!(http = %self.http_address, mesh = %self.mesh_address(), "router is listening");
+        let app = self.app.clone();
+        let listener = self.listener.tap_io(|stream| {
+            // Tokens are small; waiting to fill a packet would be felt.
+            let _ = stream.set_nodelay(true);
+        });
+        let (stop, mut stopped) = watch::channel(false);
+        let idle = async move { while !*stopped.borrow_and_update() && stopped.changed().await.is_ok() {} };
+        let served = axum::serve(listener, http::routes(app.clone())).with_graceful_shutdown(idle);
+        let mut served = std::pin::pin!(served.into_future());
+        let background = async {
+            tokio::join!(
+                membership::serve(app.clone(), self.endpoint.clone()),
+                watch_policy(&self.policy, self.policy_file),
+                upkeep(&app),
+            )
+        };
+        let result = tokio::select! {
+            result = &mut served => result.map_err(RouterError::Http),
+            _ = background => Ok(()),
+            () = drained(&app, self.drain) => {
+                let _ = stop.send(true);
+                // Idle connections are closed at once; one that still sends its
+                // last bytes has a moment.
+                let _ = timeout(FLUSH, &mut served).await;
+                Ok(())
+            }
+        };
+        self.endpoint.close();
+        let _ = timeout(FLUSH, self.endpoint.wait_idle()).await;
+        result
+    }
+}
+
+fn template(vocabulary: &dyn Vocabulary) -> Result<Option<ChatTemplate>, RouterError> {
+    let Some(source) = vocabulary.chat_template() else {
+        tracing::warn!("the model has no chat template: only /v1/completions will work");
+        return Ok(None);
+    };
+    let text = |token: Option<kv_block::Token>| {
+        let bytes = token.map(|token| vocabulary.piece(token, true)).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).into_owned()
+    };
+    let (bos, eos) = (text(vocabulary.bos()), text(vocabulary.eos()));
+    ChatTemplate::new(source, bos, eos).map(Some).map_err(RouterError::Template)
+}
+
+/// Follows the policy file for ever; a version that cannot be used changes nothing.
+async fn watch_policy(policy: &watch::Sender<Policy>, file: Option<PolicyFile>) {
+    let Some(mut file) = file else { return pending().await };
+    loop {
+        sleep(POLICY_POLL).await;
+        match file.changed() {
+            None => {}
+            Some(Ok(new)) => {
+                tracing::info!(file = %file.path().display(), policy = ?new, "policy changed");
+                policy.send_replace(new);
+            }
+            Some(Err(error)) => {
+                tracing::error!(error = %error, "the new policy cannot be used, the old one stays in force");
+            }
+        }
+    }
+}
+
+async fn upkeep(app: &App) {
+    loop {
+        sleep(UPKEEP).await;
+        app.metrics.upkeep();
+    }
+}
+
+/// Resolves when it is time to stop: at once on `Now`, or when draining and
+/// either nothing runs any more or the drain time is over.
+async fn drained(app: &App, drain: Duration) {
+    let mut shutdown = app.shutdown.clone();
+    if shutdown.wait_for(|state| *state != Shutdown::Running).await.is_err() {
+        // Nobody is left who could say so.
+        return pending().await;
+    }
+    tracing::info!(requests = app.requests_in_flight(), "draining");
+    let idle = async {
+        while app.requests_in_flight() > 0 {
+            sleep(DRAIN_POLL).await;
+        }
+    };
+    let now = async {
+        if shutdown.wait_for(|state| *state == Shutdown::Now).await.is_err() {
+            pending::<()>().await;
+        }
+    };
+    tokio::select! {
+        result = timeout(drain, idle) => {
+            if result.is_err() {
+                tracing::warn!(requests = app.requests_in_flight(), "the drain time is over");
+            }
+        }
+        () = now => tracing::warn!(requests = app.requests_in_flight(), "stopping at once"),
+    }
+}
