@@ -1,5 +1,6 @@
 //! `decode.toml`, read and checked once.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
@@ -80,7 +81,13 @@ impl DecodeConfig {
     pub fn read(path: &Path) -> Result<Self, SettingsError> {
         let (config, mut problems) = settings::read_file::<Self>(path)?;
         problems.require(!config.name.is_empty(), "name", "is empty");
-        problems.require(config.listen.parse::<std::net::SocketAddr>().is_ok(), "listen", "is not ADDRESS:PORT");
+        // Peers are told this address, so it must lead somewhere.
+        let listen = config.listen.parse::<SocketAddr>();
+        problems.require(
+            listen.is_ok_and(|address| !address.ip().is_unspecified()),
+            "listen",
+            "is not ADDRESS:PORT with an address of this machine",
+        );
         problems.require(config.router.contains(':'), "router", "is not HOST:PORT");
         problems.require(!config.model.as_os_str().is_empty(), "model", "is missing");
         problems.range("block_tokens", config.block_tokens, 16, 1024);
@@ -112,7 +119,9 @@ mod tests {
         std::fs::write(&dir, "model = \"m.gguf\"\nslots = 0\nslot = 3\nitl_cap_ms = 0.0\n").unwrap();
         let message = DecodeConfig::read(&dir).unwrap_err().to_string();
         std::fs::remove_file(&dir).unwrap();
-        for part in ["unknown key `slot`", "`slots` is 0, allowed 1 to 256", "`itl_cap_ms` is 0, allowed 1 to 60000"] {
+        for part in
+            ["unknown key `slot`", "`slots` is 0, allowed 1 to 256", "`itl_cap_ms` is 0, allowed 1 to 60000"]
+        {
             assert!(message.contains(part), "{message}");
         }
     }

@@ -192,7 +192,9 @@ impl Handoff {
             HandoffMessage::Progress { computed_tokens, reused_tokens } => {
                 self.reused_tokens = reused_tokens as usize;
                 // Reused tokens take no time: they must not look like progress.
-                ReceiverEvent::Progress { computed_tokens: computed_tokens.saturating_sub(reused_tokens) as usize }
+                ReceiverEvent::Progress {
+                    computed_tokens: computed_tokens.saturating_sub(reused_tokens) as usize,
+                }
             }
             HandoffMessage::Complete { block_count, token_count, digest } => ReceiverEvent::Completed {
                 block_count: block_count as usize,
@@ -325,9 +327,7 @@ impl Handoff {
 
     async fn send_request(&mut self, credit_bytes: u64) -> Result<(), TransferError> {
         match self.request.take() {
-            Some(request) => {
-                within(self.messages.send(&PrefillRequest { credit_bytes, ..request })).await
-            }
+            Some(request) => within(self.messages.send(&PrefillRequest { credit_bytes, ..request })).await,
             None => Ok(()),
         }
     }

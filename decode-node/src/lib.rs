@@ -15,6 +15,8 @@
 
 mod config;
 mod engine_thread;
+#[cfg(test)]
+mod fidelity_tests;
 mod handoff_task;
 mod peers;
 mod request_task;

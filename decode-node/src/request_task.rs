@@ -8,8 +8,8 @@ use std::time::Duration;
 use engine::{BlobTemplate, InstallBlob};
 use kv_block::{BlockTable, ChainSeed, Fingerprint, HandoffId, IsolationKey, Token};
 use kv_transfer::{
-    FailureKind, Generate, MessageReceiver, MessageSender, PROTOCOL_VERSION, PrefillCandidate, PrefillRequest,
-    RequestEvent, TransferError,
+    FailureKind, Generate, MessageReceiver, MessageSender, PROTOCOL_VERSION, PrefillCandidate,
+    PrefillRequest, RequestEvent, TransferError,
 };
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
@@ -109,14 +109,18 @@ impl Node {
             return Err((FailureKind::Draining, "the node is stopping".to_owned()));
         }
         if self.stats.requests() > self.queue_requests_max {
-            let message = format!("{} requests are waiting or running, limit reached", self.queue_requests_max);
+            let message =
+                format!("{} requests are waiting or running, limit reached", self.queue_requests_max);
             return Err((FailureKind::Busy, message));
         }
         if prompt == 0 || prompt >= self.context_tokens {
             return invalid(format!("prompt has {prompt} tokens, allowed 1 to {}", self.context_tokens - 1));
         }
         if let Some(token) = request.tokens.iter().find(|token| **token as usize >= self.vocabulary_size) {
-            return invalid(format!("token id {token} is outside the vocabulary of {}", self.vocabulary_size));
+            return invalid(format!(
+                "token id {token} is outside the vocabulary of {}",
+                self.vocabulary_size
+            ));
         }
         if request.max_tokens == 0 {
             return invalid("max_tokens is 0, allowed from 1".to_owned());
@@ -191,7 +195,12 @@ impl Node {
             match self.try_candidate(candidate, &request, &sequence, work, &cancel).await {
                 Tried::Ended(prefilled) => return Ok(prefilled),
                 Tried::Broken(rest, why) => {
-                    tracing::warn!(prefill = candidate.name, reason = why, request = request.request_id, "handoff ended early");
+                    tracing::warn!(
+                        prefill = candidate.name,
+                        reason = why,
+                        request = request.request_id,
+                        "handoff ended early"
+                    );
                     reason = format!("{}: {why}", candidate.name);
                     work = rest;
                 }

@@ -126,7 +126,8 @@ impl Runner {
     /// Forgets a request wherever it is. What was computed stays warm.
     pub fn cancel(&mut self, key: RequestKey) {
         self.waiting.retain(|(_, sequence)| sequence.key != key);
-        let slot = self.running.iter().position(|held| held.as_ref().is_some_and(|held| held.sequence.key == key));
+        let slot =
+            self.running.iter().position(|held| held.as_ref().is_some_and(|held| held.sequence.key == key));
         if let Some(slot) = slot {
             self.leave(slot);
         }
@@ -156,7 +157,8 @@ impl Runner {
         let slots = (0..self.running.len()).map(|slot| SlotId(slot as u16));
         self.state.kv_used_tokens = slots.map(|slot| self.session.resident(slot)).sum();
         self.state.slots_used = self.slots.used();
-        let waiting = self.waiting.iter().map(|(_, sequence)| sequence.tokens.len() - prefix_tokens(sequence));
+        let waiting =
+            self.waiting.iter().map(|(_, sequence)| sequence.tokens.len() - prefix_tokens(sequence));
         let running = self.running.iter().flatten().map(Running::remaining);
         self.state.queue_tokens = waiting.sum::<usize>() + running.sum::<usize>();
         let state = self.state.clone();

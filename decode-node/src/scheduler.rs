@@ -150,7 +150,8 @@ mod tests {
     #[test]
     fn streams_come_first_and_the_rest_of_the_step_goes_to_the_prompt() {
         let now = start();
-        let shares = plan(now, &[prompt(0, 5000, true, now), stream(1, now), stream(2, now)], &model(), LIMITS);
+        let shares =
+            plan(now, &[prompt(0, 5000, true, now), stream(1, now), stream(2, now)], &model(), LIMITS);
         assert_eq!(shares[0], Share { slot: SlotId(1), tokens: 1 });
         assert_eq!(shares[1], Share { slot: SlotId(2), tokens: 1 });
         assert_eq!(tokens_of(&shares, 0), 46, "(100 − 4) / 2 − 2 streams");
@@ -167,7 +168,8 @@ mod tests {
     #[test]
     fn shorts_leave_a_quarter_to_the_long_one() {
         let now = start();
-        let views: Vec<_> = (1..8).map(|slot| prompt(slot, 400, false, now)).chain([prompt(0, 5000, true, now)]).collect();
+        let views: Vec<_> =
+            (1..8).map(|slot| prompt(slot, 400, false, now)).chain([prompt(0, 5000, true, now)]).collect();
         let shares = plan(now, &views, &model(), LIMITS);
         assert_eq!(shares.iter().map(|share| share.tokens).sum::<usize>() - tokens_of(&shares, 0), 36);
         assert_eq!(tokens_of(&shares, 0), 16, "a quarter is 12, the floor is more");
@@ -188,7 +190,8 @@ mod tests {
     #[test]
     fn prompts_move_even_when_decoding_fills_the_step() {
         let now = start();
-        let views: Vec<_> = (1..80).map(|slot| stream(slot, now)).chain([prompt(0, 300, false, now)]).collect();
+        let views: Vec<_> =
+            (1..80).map(|slot| stream(slot, now)).chain([prompt(0, 300, false, now)]).collect();
         assert_eq!(tokens_of(&plan(now, &views, &model(), LIMITS), 0), PROMPT_TOKENS_MIN);
     }
 

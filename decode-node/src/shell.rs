@@ -7,8 +7,10 @@ use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use engine::{EngineError, Model, SessionConfig};
-use kv_transfer::{Connection, Credentials, Endpoint, Hello, PROTOCOL_VERSION, Shutdown, TransferError, Tuning};
 use kv_transfer::membership::{self, NodeState};
+use kv_transfer::{
+    Connection, Credentials, Endpoint, Hello, PROTOCOL_VERSION, Shutdown, TransferError, Tuning,
+};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::config::DecodeConfig;

@@ -62,7 +62,10 @@ impl SlotTable {
     /// Takes the free slot whose content is worth least to others: for a
     /// sequence that brings its own KV.
     pub fn claim_empty(&mut self) -> Option<SlotId> {
-        let slot = self.free().min_by_key(|(_, held)| (!held.warm.is_empty(), held.last_used)).map(|(slot, _)| slot)?;
+        let slot = self
+            .free()
+            .min_by_key(|(_, held)| (!held.warm.is_empty(), held.last_used))
+            .map(|(slot, _)| slot)?;
         self.occupy(slot);
         Some(slot)
     }
@@ -138,7 +141,8 @@ mod tests {
     #[test]
     fn the_longest_warm_prefix_is_continued() {
         let mut table = table(3);
-        let (a, b) = (table.claim(&tokens(0..9), SHARED).unwrap(), table.claim(&tokens(50..60), SHARED).unwrap());
+        let (a, b) =
+            (table.claim(&tokens(0..9), SHARED).unwrap(), table.claim(&tokens(50..60), SHARED).unwrap());
         table.release(a.slot, tokens(0..9), SHARED);
         table.release(b.slot, tokens(50..60), SHARED);
         assert_eq!(table.claim(&tokens(0..20), SHARED).unwrap(), Claim { slot: a.slot, cached: 9 });

@@ -22,7 +22,8 @@ impl Staging {
 
     /// Waits for room; `None` at once if `bytes` can never fit.
     pub(crate) async fn reserve(&self, bytes: usize) -> Option<OwnedSemaphorePermit> {
-        let pages = u32::try_from((bytes as u64).div_ceil(PAGE_BYTES)).ok().filter(|p| *p <= self.pages_max)?;
+        let pages =
+            u32::try_from((bytes as u64).div_ceil(PAGE_BYTES)).ok().filter(|p| *p <= self.pages_max)?;
         self.pages.clone().acquire_many_owned(pages).await.ok()
     }
 }

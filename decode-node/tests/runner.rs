@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use decode_node::runner::{Runner, RunnerSettings};
 use decode_node::{NewSequence, Prefix, RequestKey, SequenceEvent};
-use engine::fake::{FakeModel, FakeOptions, Failure};
+use engine::fake::{Failure, FakeModel, FakeOptions};
 use engine::{BatchItem, InstallBlob, Model, SessionConfig};
 use kv_block::{IsolationKey, SlotId, Token};
 use kv_transfer::{FailureKind, FinishReason, Sampling};

@@ -1,0 +1,349 @@
+//! A decode node and a prefill node over loopback, both with the fake engine;
+//! the test plays the router.
+#![allow(clippy::unwrap_used, reason = "tests")]
+#![allow(clippy::disallowed_methods, reason = "tests start tasks and wait in real time")]
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use decode_node::DecodeConfig;
+use engine::Model;
+use engine::fake::{FakeModel, FakeOptions};
+use kv_block::Token;
+use kv_transfer::{
+    Connection, ControlMessage, Endpoint, FailureKind, FinishReason, Generate, Hello, MeshAuthority,
+    MessageReceiver, MessageSender, PROTOCOL_VERSION, PrefillCandidate, RequestEvent, Role, Sampling,
+    Shutdown, Status, Tuning,
+};
+use prefill_node::PrefillConfig;
+use tokio::sync::{mpsc, watch};
+use tokio::time::timeout;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A node as the router sees it.
+struct Node {
+    hello: Hello,
+    connection: Connection,
+    status: watch::Receiver<Status>,
+    shutdown: watch::Sender<Shutdown>,
+}
+
+struct Mesh {
+    authority: MeshAuthority,
+    address: String,
+    arrivals: mpsc::Receiver<(Hello, Connection, watch::Receiver<Status>)>,
+    model: Arc<FakeModel>,
+}
+
+impl Mesh {
+    async fn new(options: FakeOptions) -> Self {
+        let authority = MeshAuthority::generate();
+        let credentials = authority.issue("router", Role::Router);
+        let endpoint =
+            Endpoint::bind("127.0.0.1:0".parse().unwrap(), &credentials, &Tuning::default()).unwrap();
+        let address = endpoint.local_address().to_string();
+        let (sender, arrivals) = mpsc::channel(8);
+        tokio::spawn(async move {
+            while let Some(connection) = endpoint.accept().await {
+                tokio::spawn(register(connection, sender.clone()));
+            }
+        });
+        Self { authority, address, arrivals, model: Arc::new(FakeModel::new(options).unwrap()) }
+    }
+
+    async fn prefill(&mut self, model: Arc<dyn Model>) -> Node {
+        let config = PrefillConfig {
+            router: self.address.clone(),
+            block_tokens: 16,
+            chunk_tokens: 64,
+            threads: 1,
+            ..PrefillConfig::default()
+        };
+        let credentials = self.authority.issue(&config.name, Role::Prefill);
+        let (shutdown, seen) = watch::channel(Shutdown::Running);
+        tokio::spawn(async move { prefill_node::run(config, model, credentials, seen).await.unwrap() });
+        self.arrived(shutdown).await
+    }
+
+    async fn decode(&mut self, change: impl FnOnce(&mut DecodeConfig)) -> Node {
+        let mut config = DecodeConfig {
+            router: self.address.clone(),
+            block_tokens: 16,
+            slots: 4,
+            threads: 1,
+            local_long_tokens: 256,
+            stall_seconds: 1.0,
+            ..DecodeConfig::default()
+        };
+        change(&mut config);
+        let credentials = self.authority.issue(&config.name, Role::Decode);
+        let (shutdown, seen) = watch::channel(Shutdown::Running);
+        let model = self.model.clone();
+        tokio::spawn(async move { decode_node::run(config, model, credentials, seen).await.unwrap() });
+        self.arrived(shutdown).await
+    }
+
+    async fn arrived(&mut self, shutdown: watch::Sender<Shutdown>) -> Node {
+        let (hello, connection, status) = timeout(PATIENCE, self.arrivals.recv()).await.unwrap().unwrap();
+        Node { hello, connection, status, shutdown }
+    }
+}
+
+async fn register(
+    connection: Connection,
+    sender: mpsc::Sender<(Hello, Connection, watch::Receiver<Status>)>,
+) {
+    let (mut replies, mut inbox) = connection.accept().await.unwrap();
+    let Some(ControlMessage::Hello(hello)) = inbox.recv().await.unwrap() else { panic!("no hello") };
+    replies.send(&ControlMessage::Welcome { protocol: PROTOCOL_VERSION }).await.unwrap();
+    let (report, status) = watch::channel(Status::default());
+    sender.send((hello, connection, status)).await.unwrap();
+    while let Ok(Some(message)) = inbox.recv::<ControlMessage>().await {
+        if let ControlMessage::Status(status) = message {
+            let _ = report.send(status);
+        }
+    }
+}
+
+impl Node {
+    fn candidate(&self) -> PrefillCandidate {
+        PrefillCandidate { name: self.hello.name.clone(), address: self.hello.address.clone() }
+    }
+
+    async fn ask(&self, request: &Generate) -> (MessageSender, MessageReceiver) {
+        let (mut sender, inbox) = self.connection.open().await.unwrap();
+        sender.send(request).await.unwrap();
+        (sender, inbox)
+    }
+
+    async fn answer(&self, request: &Generate) -> Answer {
+        let (_sender, inbox) = self.ask(request).await;
+        timeout(PATIENCE, Answer::read(inbox)).await.expect("an answer in time")
+    }
+
+    /// Waits until the node reports what is asked for.
+    async fn reports(&self, what: impl FnMut(&Status) -> bool) -> Status {
+        let mut status = self.status.clone();
+        timeout(PATIENCE, status.wait_for(what)).await.expect("reported in time").unwrap().clone()
+    }
+}
+
+#[derive(Debug, Default)]
+struct Answer {
+    started: Option<(u32, String, String, u32)>,
+    tokens: Vec<Token>,
+    last: Option<RequestEvent>,
+}
+
+impl Answer {
+    async fn read(mut inbox: MessageReceiver) -> Self {
+        let mut answer = Self::default();
+        while let Ok(Some(event)) = inbox.recv::<RequestEvent>().await {
+            match event {
+                RequestEvent::Started { cached_tokens, prefilled_by, fallback_reason, installed_tokens } => {
+                    answer.started = Some((cached_tokens, prefilled_by, fallback_reason, installed_tokens));
+                }
+                RequestEvent::Tokens(tokens) => answer.tokens.extend(tokens.into_iter().map(Token)),
+                last => answer.last = Some(last),
+            }
+        }
+        answer
+    }
+}
+
+fn request(prompt: &[Token], prefill: Vec<PrefillCandidate>) -> Generate {
+    Generate {
+        request_id: "test".to_owned(),
+        tokens: prompt.iter().map(|token| token.0).collect(),
+        sampling: Sampling { temperature: 0.0, top_p: 1.0, top_k: 0, min_p: 0.0, seed: 0 },
+        max_tokens: 20,
+        ignore_end: true,
+        isolation: [0; 32],
+        prefill,
+        fallback_local: true,
+    }
+}
+
+fn prompt(seed: u32, length: u32) -> Vec<Token> {
+    (0..length).map(|i| Token((seed * 31 + i * 7 + i * i) % 200)).collect()
+}
+
+fn quick() -> FakeOptions {
+    FakeOptions { end_one_in: 0, ..FakeOptions::default() }
+}
+
+/// A prompt token takes 2 ms: slow enough to act while a prompt computes.
+fn slow() -> FakeOptions {
+    FakeOptions { token_time: Duration::from_millis(2), ..quick() }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_remote_prompt_is_computed_there_and_answered_here() {
+    let mut mesh = Mesh::new(quick()).await;
+    let p = mesh.prefill(mesh.model.clone()).await;
+    let d = mesh.decode(|_| ()).await;
+    let prompt = prompt(1, 1000);
+    let answer = d.answer(&request(&prompt, vec![p.candidate()])).await;
+    assert_eq!(answer.started, Some((0, "prefill-1".to_owned(), String::new(), 999)));
+    assert_eq!(answer.tokens, mesh.model.continuation(&prompt, 20));
+    assert_eq!(answer.last, Some(RequestEvent::Finished(FinishReason::Length)));
+    let here =
+        d.reports(|status| status.requests_in_flight == 0 && status.generated_tokens_total == 20).await;
+    assert_eq!((here.prefill_tokens_total, here.installed_tokens_total), (1, 999));
+    assert_eq!((here.staged_bytes, here.slots_used, here.handoffs_completed_total), (0, 0, 1));
+    let there = p.reports(|status| status.handoffs_active == 0 && status.prefill_tokens_total > 0).await;
+    assert_eq!((there.prefill_tokens_total, there.staged_bytes, there.handoffs_completed_total), (999, 0, 1));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_handoffs_at_once_do_not_mix() {
+    let mut mesh = Mesh::new(quick()).await;
+    let p = mesh.prefill(mesh.model.clone()).await;
+    let d = Arc::new(mesh.decode(|config| config.staging_bytes = 1 << 20).await);
+    let tasks: Vec<_> = (0..24)
+        .map(|seed| {
+            let (d, candidate) = (d.clone(), p.candidate());
+            let prompt = prompt(seed, 300 + seed * 37);
+            tokio::spawn(async move { (d.answer(&request(&prompt, vec![candidate])).await, prompt) })
+        })
+        .collect();
+    for task in tasks {
+        let (answer, prompt) = task.await.unwrap();
+        assert_eq!(answer.tokens, mesh.model.continuation(&prompt, 20));
+    }
+    d.reports(|status| status.staged_bytes == 0 && status.requests_in_flight == 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_prefill_node_the_prompt_is_computed_here_or_refused() {
+    let mut mesh = Mesh::new(quick()).await;
+    let d = mesh.decode(|_| ()).await;
+    let nobody = PrefillCandidate { name: "gone".to_owned(), address: "127.0.0.1:9".to_owned() };
+    let prompt = prompt(2, 500);
+    let answer = d.answer(&request(&prompt, vec![nobody.clone()])).await;
+    let (_, by, reason, installed) = answer.started.unwrap();
+    assert!(by.is_empty() && installed == 0 && reason.starts_with("gone: "), "{by} {reason}");
+    assert_eq!(answer.tokens, mesh.model.continuation(&prompt, 20));
+    let refused = d.answer(&Generate { fallback_local: false, ..request(&prompt, vec![nobody]) }).await;
+    assert!(
+        matches!(refused.last, Some(RequestEvent::Failed { kind: FailureKind::PrefillUnavailable, .. })),
+        "{refused:?}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_dying_prefill_node_sent_is_kept() {
+    let mut mesh = Mesh::new(slow()).await;
+    let p = mesh.prefill(mesh.model.clone()).await;
+    let d = mesh.decode(|_| ()).await;
+    let prompt = prompt(3, 800);
+    let (_sender, inbox) = d.ask(&request(&prompt, vec![p.candidate()])).await;
+    // About half of the rows have arrived.
+    let half = mesh.model.prefill_session(&engine::SessionConfig {
+        slots: 1,
+        context_tokens: 64,
+        batch_tokens_max: 64,
+        threads: 1,
+    });
+    let half = half.unwrap().layout().bytes_per_token() * 400;
+    d.reports(|status| status.staged_bytes >= half).await;
+    p.shutdown.send(Shutdown::Now).unwrap();
+    let answer = timeout(PATIENCE, Answer::read(inbox)).await.unwrap();
+    let (_, by, reason, installed) = answer.started.unwrap();
+    assert!(installed >= 400 && by.is_empty() && !reason.is_empty(), "{installed} by {by}: {reason}");
+    assert_eq!(answer.tokens, mesh.model.continuation(&prompt, 20));
+    let after = d.reports(|status| status.requests_in_flight == 0 && status.staged_bytes == 0).await;
+    assert_eq!(after.prefill_tokens_total + after.installed_tokens_total, 800);
+    assert_eq!(after.handoffs_failed_total, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_leaves_frees_both_nodes_within_a_second() {
+    let mut mesh = Mesh::new(slow()).await;
+    let p = mesh.prefill(mesh.model.clone()).await;
+    let d = mesh.decode(|_| ()).await;
+    let (sender, inbox) = d.ask(&request(&prompt(4, 4000), vec![p.candidate()])).await;
+    d.reports(|status| status.staged_bytes > 0).await;
+    let left = Instant::now();
+    sender.reset();
+    drop(inbox);
+    d.reports(|status| {
+        status.requests_in_flight == 0 && status.handoffs_active == 0 && status.staged_bytes == 0
+    })
+    .await;
+    let stopped = p.reports(|status| status.handoffs_active == 0 && status.staged_bytes == 0).await;
+    assert!(left.elapsed() < Duration::from_secs(1), "{:?}", left.elapsed());
+    assert!(stopped.prefill_tokens_total < 4000);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_larger_than_the_staging_memory_is_computed_here_at_once() {
+    let mut mesh = Mesh::new(quick()).await;
+    let p = mesh.prefill(mesh.model.clone()).await;
+    let d = mesh.decode(|config| config.staging_bytes = 1 << 20).await;
+    let prompt = prompt(5, 8000);
+    let answer = d.answer(&request(&prompt, vec![p.candidate()])).await;
+    let (_, _, reason, installed) = answer.started.unwrap();
+    assert!(installed == 0 && reason.contains("staging memory"), "{reason}");
+    assert_eq!(answer.tokens, mesh.model.continuation(&prompt, 20));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_prefill_node_with_another_model_is_refused_by_name_of_both() {
+    let mut mesh = Mesh::new(quick()).await;
+    let other = Arc::new(FakeModel::new(FakeOptions { seed: 99, ..quick() }).unwrap());
+    let p = mesh.prefill(other.clone()).await;
+    let d = mesh.decode(|_| ()).await;
+    let prompt = prompt(6, 400);
+    let answer = d.answer(&request(&prompt, vec![p.candidate()])).await;
+    let (_, _, reason, _) = answer.started.unwrap();
+    for fingerprint in [mesh.model.fingerprint(), other.fingerprint()] {
+        assert!(reason.contains(&fingerprint.to_string()), "{reason} names {fingerprint}");
+    }
+    assert_eq!(answer.tokens, mesh.model.continuation(&prompt, 20));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_that_make_no_sense_are_refused_by_name() {
+    let mut mesh = Mesh::new(quick()).await;
+    let d = mesh.decode(|config| config.context_tokens = 128).await;
+    let good = request(&prompt(7, 50), Vec::new());
+    let cases = [
+        (Generate { tokens: Vec::new(), ..good.clone() }, "allowed 1 to 127"),
+        (Generate { tokens: vec![1; 128], ..good.clone() }, "allowed 1 to 127"),
+        (Generate { tokens: vec![1, 70_000], ..good.clone() }, "token id 70000"),
+        (Generate { max_tokens: 0, ..good.clone() }, "max_tokens is 0"),
+        (
+            Generate { sampling: Sampling { top_p: f32::NAN, ..good.sampling.clone() }, ..good.clone() },
+            "finite",
+        ),
+    ];
+    for (bad, part) in cases {
+        match d.answer(&bad).await.last {
+            Some(RequestEvent::Failed { kind: FailureKind::Invalid, message }) => {
+                assert!(message.contains(part), "{message}")
+            }
+            other => panic!("{part}: {other:?}"),
+        }
+    }
+    assert_eq!(d.answer(&good).await.tokens.len(), 20);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_draining_node_finishes_what_runs_and_refuses_what_comes() {
+    let mut mesh = Mesh::new(FakeOptions { step_time: Duration::from_millis(20), ..quick() }).await;
+    let d = mesh.decode(|_| ()).await;
+    let prompt = prompt(8, 50);
+    let (_sender, inbox) = d.ask(&request(&prompt, Vec::new())).await;
+    d.reports(|status| status.slots_used == 1).await;
+    d.shutdown.send(Shutdown::Draining).unwrap();
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let refused = d.answer(&request(&prompt, Vec::new())).await;
+    assert!(
+        matches!(refused.last, Some(RequestEvent::Failed { kind: FailureKind::Draining, .. })),
+        "{refused:?}"
+    );
+    let answer = timeout(PATIENCE, Answer::read(inbox)).await.unwrap();
+    assert_eq!(answer.tokens, mesh.model.continuation(&prompt, 20));
+}
