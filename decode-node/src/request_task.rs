@@ -1,5 +1,4 @@
 //! One request's shell: from `Generate` to the last event.
-#![expect(clippy::disallowed_methods, reason = "a shell: it starts tasks")]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

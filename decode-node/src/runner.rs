@@ -140,8 +140,14 @@ impl Runner {
 
     /// Admits what can be admitted and runs one step. Returns whether it ran one.
     pub fn turn(&mut self) -> bool {
-        self.admit();
-        let shares = scheduler::plan((self.clock)(), &self.views(), &self.step_time, self.limits());
+        let installed = self.admit();
+        let mut views = self.views();
+        // An install and the first step of its sequence each cost the running
+        // streams some milliseconds; they get a token in between.
+        if installed.is_some() && views.iter().any(|view| view.remaining == 0) {
+            views.retain(|view| Some(view.slot) != installed);
+        }
+        let shares = scheduler::plan((self.clock)(), &views, &self.step_time, self.limits());
         if shares.is_empty() {
             return false;
         }
@@ -199,7 +205,9 @@ impl Runner {
 
     // Admission ---------------------------------------------------------------
 
-    fn admit(&mut self) {
+    /// Seats what can be seated, up to one sequence that brings its KV along:
+    /// its slot is returned.
+    fn admit(&mut self) -> Option<SlotId> {
         let mut index = 0;
         while index < self.waiting.len() && self.slots.has_free() {
             if self.is_long(&self.waiting[index].1) && self.longs() >= self.settings.max_long {
@@ -207,9 +215,14 @@ impl Runner {
                 continue;
             }
             if let Some((arrived, sequence)) = self.waiting.remove(index) {
-                self.seat(arrived, sequence);
+                let brings_kv = sequence.prefix.is_some();
+                let slot = self.seat(arrived, sequence);
+                if brings_kv && slot.is_some() {
+                    return slot;
+                }
             }
         }
+        None
     }
 
     fn is_long(&self, sequence: &NewSequence) -> bool {
@@ -221,9 +234,10 @@ impl Runner {
         self.running.iter().flatten().filter(|held| held.long && held.remaining() > 0).count()
     }
 
-    fn seat(&mut self, arrived: Instant, mut sequence: NewSequence) {
+    /// `None` if nobody listens any more.
+    fn seat(&mut self, arrived: Instant, mut sequence: NewSequence) -> Option<SlotId> {
         if sequence.events.is_closed() {
-            return;
+            return None;
         }
         let (slot, cached, installed) = match sequence.prefix.take() {
             Some(prefix) => self.seat_prefix(prefix),
@@ -233,6 +247,7 @@ impl Runner {
         let long = sequence.tokens.len() - resident.len() >= self.settings.long_tokens;
         let held = Running { sequence, arrived, cached, installed, long, resident, next: None, generated: 0 };
         self.running[usize::from(slot.0)] = Some(held);
+        Some(slot)
     }
 
     fn seat_local(&mut self, sequence: &NewSequence) -> (SlotId, usize, usize) {

@@ -99,9 +99,9 @@ impl StepTime {
     fn refit(&mut self) {
         let mut matrix = self.normal;
         let mut right = self.right;
-        for index in 0..3 {
+        for (index, prior) in self.prior.iter().enumerate() {
             matrix[index][index] += PRIOR_WEIGHT;
-            right[index] += PRIOR_WEIGHT * self.prior[index];
+            right[index] += PRIOR_WEIGHT * prior;
         }
         if let Some(solution) = solve(matrix, right) {
             // No part of a step takes negative time; a tiny floor keeps the
@@ -122,8 +122,9 @@ fn solve(mut a: [[f64; 3]; 3], mut b: [f64; 3]) -> Option<[f64; 3]> {
         b.swap(column, pivot);
         for row in column + 1..3 {
             let factor = a[row][column] / a[column][column];
-            for k in column..3 {
-                a[row][k] -= factor * a[column][k];
+            let pivot_row = a[column];
+            for (entry, above) in a[row].iter_mut().zip(pivot_row).skip(column) {
+                *entry -= factor * above;
             }
             b[row] -= factor * b[column];
         }

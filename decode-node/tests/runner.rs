@@ -149,6 +149,37 @@ fn an_installed_prefix_continues_like_a_local_prompt() {
 }
 
 #[test]
+fn a_running_stream_gets_a_token_between_an_install_and_its_first_step() {
+    let mut lab = Lab::new(4, endless());
+    let mut stream = lab.ask(&prompt(1, 30), 100);
+    lab.runner.turn();
+    let prompts = [prompt(2, 200), prompt(3, 200)];
+    let mut arrivals: Vec<_> = prompts
+        .iter()
+        .map(|prompt| {
+            let (installed, answer) = oneshot::channel();
+            let prefix = Prefix { blob: lab.blob(&prompt[..199]), installed };
+            (lab.ask_with(prompt, 5, Some(prefix)), answer)
+        })
+        .collect();
+    let mut installs = Vec::new();
+    for _ in 0..3 {
+        stream.all();
+        lab.runner.turn();
+        assert_eq!(stream.all().1.len(), 1, "the stream moves in every turn");
+        installs.push(arrivals.iter_mut().filter_map(|(_, answer)| answer.try_recv().ok()).count());
+        if installs.len() == 1 {
+            assert!(arrivals[0].0.all().1.is_empty(), "not in the turn of its install");
+        }
+    }
+    assert_eq!(installs, [1, 1, 0], "one install per turn");
+    lab.run();
+    for ((client, _), prompt) in arrivals.iter_mut().zip(&prompts) {
+        assert_eq!(client.all().1.last(), lab.oracle(prompt, 5).last());
+    }
+}
+
+#[test]
 fn a_refused_install_is_computed_here_instead() {
     let mut lab = Lab::new(2, endless());
     let prompt = prompt(3, 400);
