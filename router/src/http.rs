@@ -51,7 +51,7 @@ async fn model(State(app): State<Arc<App>>, Path(id): Path<String>) -> Response 
     let ids = app.model_ids();
     match ids.iter().find(|known| **known == id) {
         Some(id) => reply::json(StatusCode::OK, model_entry(&app, id).to_string()),
-        None => reply::error(&ApiError::unknown_model(&ids)),
+        None => reply::error(&ApiError::unknown_model(&id, &ids)),
     }
 }
 

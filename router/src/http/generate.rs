@@ -239,7 +239,7 @@ fn input_tokens(app: &App, input: PromptInput) -> Vec<Token> {
 fn accepted_model(app: &App, asked: Option<&str>) -> Result<String, ApiError> {
     let ids = app.model_ids();
     let Some(asked) = asked else { return Ok(app.model.alias.clone()) };
-    if ids.contains(&asked) { Ok(asked.to_owned()) } else { Err(ApiError::unknown_model(&ids)) }
+    if ids.contains(&asked) { Ok(asked.to_owned()) } else { Err(ApiError::unknown_model(asked, &ids)) }
 }
 
 fn check_context(app: &App, asked: &Asked) -> Result<(), ApiError> {

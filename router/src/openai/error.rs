@@ -19,6 +19,9 @@ pub(crate) struct ApiError {
 const INVALID: &str = "invalid_request_error";
 const SERVER: &str = "server_error";
 
+/// Longer than any model's name that is not a mistake.
+const MODEL_CHARS_SHOWN: usize = 100;
+
 /// Slots free up within seconds.
 const RETRY_SECONDS: u32 = 2;
 
@@ -52,9 +55,10 @@ impl ApiError {
         Self { code: Some("context_length_exceeded"), ..Self::malformed(message) }
     }
 
-    /// 404: no such model.
-    pub(crate) fn unknown_model(accepted: &[&str]) -> Self {
-        let message = format!("The model named in 'model' does not exist; this server has {accepted:?}");
+    /// 404: no such model. The client's own word, escaped and cut: it may be anything.
+    pub(crate) fn unknown_model(asked: &str, accepted: &[&str]) -> Self {
+        let asked: String = asked.chars().take(MODEL_CHARS_SHOWN).collect();
+        let message = format!("The model {asked:?} in 'model' does not exist; this server has {accepted:?}");
         let not_found = Self::new(404, INVALID, message);
         Self { code: Some("model_not_found"), param: Some("model".into()), ..not_found }
     }
