@@ -1,0 +1,60 @@
+# Everything a newcomer types. Every cargo command uses the release profile, so
+# that llama.cpp is compiled once.
+
+SHELL := /bin/bash
+CARGO ?= cargo
+TARGET := $(or $(CARGO_TARGET_DIR),target)
+SEGUE := $(TARGET)/release/segue
+CACHE := $(or $(SEGUE_CACHE),$(HOME)/.cache/segue)
+OPENAI_VENV := $(CACHE)/venv-openai
+LISTEN ?= 127.0.0.1:8080
+
+.PHONY: help run build models models-test test lint unit openai-client bench
+
+help:
+	@echo 'make run     install what is missing, build, fetch the demo model, start a mesh, show a demo'
+	@echo '             (another address: make run LISTEN=127.0.0.1:9000)'
+	@echo 'make test    everything that CI checks: format, lints, docs, tests with real models'
+	@echo 'make bench   inverse arrival against a running mesh (URL=http://127.0.0.1:8080)'
+	@echo 'make build   only build'
+	@echo 'make models  only fetch the demo model'
+
+run: build models
+	@exec python3 scripts/demo.py $(SEGUE) --listen $(LISTEN)
+
+build:
+	@scripts/setup.sh
+	@echo 'build: segue (the first time, this compiles llama.cpp: several minutes)' >&2
+	@$(CARGO) build --release --locked -p segue
+
+models: build
+	@SEGUE_BIN=$(SEGUE) scripts/fetch-models.sh demo
+
+models-test: build
+	@SEGUE_BIN=$(SEGUE) scripts/fetch-models.sh demo test
+
+test: lint unit
+
+lint:
+	@scripts/setup.sh
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --release --locked --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --release --locked --workspace --no-deps --document-private-items --quiet
+
+unit: models-test openai-client
+	SEGUE_OPENAI_PYTHON=$(OPENAI_VENV)/bin/python $(CARGO) test --release --locked --workspace
+
+# The official OpenAI client, in an environment of its own: system Pythons
+# refuse packages from outside (PEP 668).
+openai-client: $(OPENAI_VENV)/installed
+
+$(OPENAI_VENV)/installed: scripts/requirements-openai.txt
+	@scripts/setup.sh
+	@echo 'test: installing the OpenAI client into $(OPENAI_VENV)' >&2
+	@python3 -m venv $(OPENAI_VENV)
+	@$(OPENAI_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
+
+URL ?= http://127.0.0.1:8080
+bench: build
+	@$(SEGUE) bench inverse-arrival --url $(URL)
