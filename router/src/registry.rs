@@ -101,7 +101,26 @@ impl<L: Clone> Registry<L> {
                 return Err(format!("{what} is {value}, allowed 1 to {FIGURE_MAX}"));
             }
         }
+        self.check_pairing(peer.role, hello)?;
         Ok(peer.role)
+    }
+
+    /// A prefill node that fits none of the decode nodes is refused: it would
+    /// wait for work that never comes. A decode node is taken in, since it can
+    /// serve alone, and the prefill nodes that it cannot use are named.
+    fn check_pairing(&self, role: Role, hello: &Hello) -> Result<(), String> {
+        let others = self.nodes.values().filter(|node| node.role != role);
+        let mut misfits = others.map(|node| node.misfit(hello));
+        if role == Role::Prefill {
+            return match misfits.next() {
+                Some(Some(reason)) if misfits.all(|misfit| misfit.is_some()) => Err(reason),
+                _ => Ok(()),
+            };
+        }
+        for reason in misfits.flatten() {
+            tracing::warn!(node = hello.name, reason, "prefill node cannot serve this decode node");
+        }
+        Ok(())
     }
 
     /// Takes a status; an older one than the last is dropped.
@@ -125,11 +144,13 @@ impl<L: Clone> Registry<L> {
         }
     }
 
-    /// The node's connection is gone, and with it all it told.
-    pub(crate) fn disconnected(&mut self, registration: &Registration) {
-        if self.current(registration).is_some() {
-            self.nodes.remove(&registration.name);
+    /// The node's connection is gone, and with it all it told. Returns whether
+    /// it had said before that it would go.
+    pub(crate) fn disconnected(&mut self, registration: &Registration) -> bool {
+        if self.current(registration).is_none() {
+            return false;
         }
+        self.nodes.remove(&registration.name).is_some_and(|node| node.draining)
     }
 
     /// All nodes, by name.

@@ -77,6 +77,22 @@ impl<L> Node<L> {
         self.hello.block_tokens as usize
     }
 
+    /// Why blocks cannot pass between this node and the one that says `hello`,
+    /// naming both values.
+    pub(super) fn misfit(&self, hello: &Hello) -> Option<String> {
+        let ours = &self.hello;
+        let differs = |what: &str, theirs: &dyn std::fmt::Display, here: &dyn std::fmt::Display| {
+            Some(format!("{what} of {} is {theirs}, of {} {here}", hello.name, ours.name))
+        };
+        if hello.block_tokens != ours.block_tokens {
+            return differs("block_tokens", &hello.block_tokens, &ours.block_tokens);
+        }
+        if hello.layout != ours.layout {
+            return differs("KV layout", &LayoutId(hello.layout), &LayoutId(ours.layout));
+        }
+        None
+    }
+
     /// Whether this prefill node's blocks can be installed on `decode`.
     pub(super) fn serves(&self, decode: &Self) -> bool {
         self.hello.layout == decode.hello.layout

@@ -78,10 +78,11 @@ fn name_and_role_must_be_those_of_the_certificate() {
 #[test]
 fn a_prefill_node_of_another_layout_is_not_offered() {
     let mut mesh = Mesh::new();
-    mesh.join(hello("d", "decode"));
+    // Those that come before the decode node are not refused.
     mesh.join(Hello { layout: [4; 32], ..hello("p0", "prefill") });
     mesh.join(Hello { block_tokens: 8, ..hello("p1", "prefill") });
     mesh.join(hello("p2", "prefill"));
+    mesh.join(hello("d", "decode"));
     let names: Vec<_> = mesh.views()[0].prefill.iter().map(|prefill| prefill.name.clone()).collect();
     assert_eq!(names, ["p2"]);
 }
@@ -182,4 +183,18 @@ fn a_node_on_all_addresses_is_reached_where_it_came_from() {
     let candidates = mesh.registry.candidates(&["p".into(), "gone".into()]);
     assert_eq!(candidates.len(), 1);
     assert_eq!(candidates[0].address, "10.0.0.5:7001");
+}
+
+#[test]
+fn a_prefill_node_that_fits_no_decode_node_is_refused_by_both_values() {
+    let mut mesh = Mesh::new();
+    mesh.join(hello("d", "decode"));
+    let reason = mesh.refuse(Hello { block_tokens: 8, ..hello("p", "prefill") });
+    assert_eq!(reason, "block_tokens of p is 8, of d 4");
+    let reason = mesh.refuse(Hello { layout: [4; 32], ..hello("p", "prefill") });
+    assert!(
+        reason.contains(&LayoutId([4; 32]).to_string()) && reason.contains(&LayoutId([3; 32]).to_string())
+    );
+    mesh.join(Hello { block_tokens: 8, ..hello("d2", "decode") });
+    mesh.join(Hello { block_tokens: 8, ..hello("p", "prefill") });
 }
