@@ -6,6 +6,9 @@
 //! was restarted is told everything again.
 
 mod announcer;
+mod recent_max;
+
+pub use recent_max::RecentMax;
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -78,7 +81,10 @@ async fn stay_connected(
             }
             Err(end) => end,
         };
-        log.parted(router, &end);
+        // Once this node stops, so may its router: that is no news.
+        if !state.borrow().draining {
+            log.parted(router, &end);
+        }
         match end {
             End::Rejected(_) => sleep(REJECTED_RETRY).await,
             End::Lost(_) => {

@@ -32,9 +32,13 @@ async fn attend(app: Arc<App>, connection: Connection) {
         Ok(Ok(Greeted::Member(registration, _to_node, from_node))) => {
             tracing::info!(node = name, address = %connection.remote_address(), "node joined");
             let end = listen(&app, &registration, from_node).await;
-            app.registry().disconnected(&registration);
+            let announced = app.registry().disconnected(&registration);
             let reason = end.map_or_else(|error| error.to_string(), |()| "control stream ended".into());
-            tracing::warn!(node = name, reason, "node left");
+            if announced || app.draining() {
+                tracing::info!(node = name, "node left after draining");
+            } else {
+                tracing::warn!(node = name, reason, "node left");
+            }
             connection.close("the control stream ended");
         }
         Ok(Ok(Greeted::Rejected(reason))) => {

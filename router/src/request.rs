@@ -273,13 +273,12 @@ async fn place(
     let node = chosen.decision.decode.clone();
     let room = u32::try_from(chosen.context_tokens - tokens.len()).unwrap_or(u32::MAX);
     let answer_tokens_max = max_tokens.unwrap_or(room);
-    let mut sampling = job.sampling.clone();
-    // The same draws again would be wrong behind other tokens.
-    sampling.seed = sampling.seed.wrapping_add(generated.len() as u64);
     let generate = Generate {
         request_id: job.request_id.clone(),
         tokens: tokens.iter().map(|token| token.0).collect(),
-        sampling,
+        // Draws depend on seed and position only, so a replay goes on as if
+        // nothing had happened.
+        sampling: job.sampling.clone(),
         max_tokens: answer_tokens_max,
         ignore_end: job.ignore_end,
         isolation: job.isolation.0,
