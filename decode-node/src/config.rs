@@ -43,7 +43,7 @@ pub struct DecodeConfig {
     pub credit_window_bytes: u64,
     /// Shortest silence of a prefill node that counts as a stall.
     pub stall_seconds: f64,
-    /// Requests that may wait for a slot.
+    /// Requests that may wait or run here at once.
     pub queue_requests_max: usize,
     /// After SIGTERM, running streams get so long to finish.
     pub drain_seconds: f64,

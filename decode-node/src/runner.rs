@@ -15,6 +15,7 @@ use std::time::Instant;
 
 use engine::{BatchItem, EngineError, Session, Vocabulary};
 use kv_block::{BlockHash, Fingerprint, SlotId, Token};
+use kv_transfer::membership::RecentMax;
 use kv_transfer::{FailureKind, FinishReason};
 
 use crate::sampler;
@@ -53,7 +54,7 @@ pub struct RunnerState {
     pub generated_tokens: u64,
     /// Engine steps.
     pub steps: u64,
-    /// Longest step since the last time this was asked for, in microseconds.
+    /// Longest step of the last seconds, in microseconds.
     pub step_micros_max: u64,
 }
 
@@ -91,6 +92,7 @@ pub struct Runner {
     running: Vec<Option<Running>>,
     waiting: VecDeque<(Instant, NewSequence)>,
     step_time: StepTime,
+    slowest: RecentMax,
     state: RunnerState,
 }
 
@@ -114,6 +116,7 @@ impl Runner {
             running: (0..count).map(|_| None).collect(),
             waiting: VecDeque::new(),
             step_time: StepTime::default(),
+            slowest: RecentMax::default(),
             state: RunnerState::default(),
         }
     }
@@ -158,7 +161,7 @@ impl Runner {
         true
     }
 
-    /// Figures for the status; resets the longest step.
+    /// Figures for the status.
     pub fn state(&mut self) -> RunnerState {
         let slots = (0..self.running.len()).map(|slot| SlotId(slot as u16));
         self.state.kv_used_tokens = slots.map(|slot| self.session.resident(slot)).sum();
@@ -167,9 +170,8 @@ impl Runner {
             self.waiting.iter().map(|(_, sequence)| sequence.tokens.len() - prefix_tokens(sequence));
         let running = self.running.iter().flatten().map(Running::remaining);
         self.state.queue_tokens = waiting.sum::<usize>() + running.sum::<usize>();
-        let state = self.state.clone();
-        self.state.step_micros_max = 0;
-        state
+        self.state.step_micros_max = self.slowest.record((self.clock)(), 0);
+        self.state.clone()
     }
 
     /// Version of the slots, and sequences waiting for one: when neither
@@ -292,7 +294,7 @@ impl Runner {
         let took = (self.clock)().saturating_duration_since(before);
         self.step_time.observe(load, took);
         self.state.steps += 1;
-        self.state.step_micros_max = self.state.step_micros_max.max(took.as_micros() as u64);
+        self.slowest.record(before, took.as_micros() as u64);
         Ok(())
     }
 

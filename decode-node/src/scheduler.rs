@@ -12,7 +12,7 @@
 //! Bounds. A short prompt never waits for more than the step that is running
 //! when it arrives. A long prompt always gets a quarter of the prompt budget,
 //! so shorts can stretch it to four times its time and no more. Among shorts,
-//! age counts: one that has waited [`AGE_MS_PER_TOKEN`]·n is served like one n
+//! age counts: one that has waited n times `AGE_MS_PER_TOKEN` is served like one n
 //! tokens shorter.
 
 use std::time::Instant;

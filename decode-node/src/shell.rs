@@ -81,7 +81,7 @@ struct Started {
 fn start(config: &DecodeConfig, model: &dyn Model, credentials: &Credentials) -> Result<Started, NodeError> {
     let context_tokens = match config.context_tokens {
         0 => model.context_tokens_max(),
-        tokens => tokens.min(model.context_tokens_max()),
+        tokens => tokens,
     };
     let session = model.decode_session(&SessionConfig {
         slots: config.slots,

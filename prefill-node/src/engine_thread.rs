@@ -11,8 +11,9 @@ use engine::{BatchItem, EngineError, ExportedRows, Model, Session, SessionConfig
 use kv_block::{Layout, SlotId};
 use tokio::sync::oneshot;
 
+use kv_transfer::membership::RecentMax;
+
 use crate::board::Board;
-use crate::recent_max::RecentMax;
 use crate::scheduler::Chunk;
 use crate::work_queue::{Computed, Work, WorkQueue};
 

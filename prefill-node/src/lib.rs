@@ -19,7 +19,6 @@ mod encode;
 mod engine_thread;
 mod frame_stream;
 mod handoff_task;
-mod recent_max;
 mod request;
 mod residents;
 mod scheduler;

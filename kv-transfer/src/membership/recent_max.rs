@@ -8,7 +8,7 @@ const WINDOW: Duration = Duration::from_secs(10);
 
 /// Largest value of the current and the previous window.
 #[derive(Debug, Default)]
-pub(crate) struct RecentMax {
+pub struct RecentMax {
     window_start: Option<Instant>,
     current: u64,
     previous: u64,
@@ -16,7 +16,7 @@ pub(crate) struct RecentMax {
 
 impl RecentMax {
     /// Takes a value in and returns the largest recent one.
-    pub(crate) fn record(&mut self, now: Instant, value: u64) -> u64 {
+    pub fn record(&mut self, now: Instant, value: u64) -> u64 {
         let start = *self.window_start.get_or_insert(now);
         let age = now.saturating_duration_since(start);
         if age >= WINDOW {
@@ -33,9 +33,14 @@ impl RecentMax {
 mod tests {
     use super::*;
 
+    #[expect(clippy::disallowed_methods, reason = "an arbitrary start of virtual time")]
+    fn start() -> Instant {
+        Instant::now()
+    }
+
     #[test]
     fn a_peak_is_remembered_for_a_while_and_then_forgotten() {
-        let (mut max, start) = (RecentMax::default(), crate::tests::now());
+        let (mut max, start) = (RecentMax::default(), start());
         let at = |seconds| start + Duration::from_secs(seconds);
         assert_eq!(max.record(at(0), 9), 9);
         assert_eq!(max.record(at(5), 1), 9);
