@@ -4,7 +4,9 @@
 Usage: demo.py SEGUE_BINARY [arguments for `segue up`]
 """
 
+import http.client
 import json
+import os
 import random
 import signal
 import subprocess
@@ -50,7 +52,7 @@ def request(url, prompt, max_tokens=16):
 
 def show(label, result):
     route, ttft, text = result
-    print(f"{label:<20} first token after {ttft:7.3f} s   {'; '.join(route.split('; ')[:2])}")
+    print(f"{label:<20} first token after {ttft:7.3f} s   {'; '.join(route.split('; ')[:2])}", flush=True)
     return text
 
 
@@ -76,7 +78,15 @@ def demo(url):
 def main():
     if len(sys.argv) < 2:
         sys.exit(__doc__)
-    process = subprocess.Popen([sys.argv[1], "up", *sys.argv[2:]], stdout=subprocess.PIPE, text=True)
+    # With SEGUE_SUPERVISED the mesh ends when this pipe closes, so that it does
+    # not outlive this script even if that is killed.
+    process = subprocess.Popen(
+        [sys.argv[1], "up", *sys.argv[2:]],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=os.environ | {"SEGUE_SUPERVISED": "1"},
+        text=True,
+    )
     # Ctrl-C reaches the mesh as well; this script waits for it to stop its nodes.
     signal.signal(signal.SIGINT, lambda *_: None)
     signal.signal(signal.SIGTERM, lambda *_: process.terminate())
@@ -84,10 +94,10 @@ def main():
     if not line.startswith("ready "):
         return process.wait() or 1
     url = line.removeprefix("ready ")
-    print(f"{line}\n")
+    print(f"{line}\n", flush=True)
     try:
         demo(url)
-    except OSError as error:
+    except (OSError, RuntimeError, ValueError, http.client.HTTPException) as error:
         if process.poll() is None:
             print(f"demo request: {error}", file=sys.stderr)
     if process.poll() is None:

@@ -172,8 +172,13 @@ def main():
 
     base_url = options.url.rstrip("/").removesuffix("/v1") + "/v1"
     # Without retries, so that an error of the server is seen and not repeated away.
+    # Proxies of the environment are for other addresses than this one.
     client = openai.OpenAI(
-        base_url=base_url, api_key=options.api_key, timeout=options.timeout_s, max_retries=0
+        base_url=base_url,
+        api_key=options.api_key,
+        timeout=options.timeout_s,
+        max_retries=0,
+        http_client=openai.DefaultHttpxClient(trust_env=False),
     )
     try:
         model = options.model or next(iter(client.models.list())).id

@@ -7,8 +7,8 @@ set -euo pipefail
 missing=()
 
 have_libclang() {
-  [ -n "${LIBCLANG_PATH:-}" ] || ldconfig -p 2>/dev/null | grep -q 'libclang[-.].*so' ||
-    compgen -G '/usr/lib/llvm-*/lib/libclang*.so*' >/dev/null
+  [ -n "${LIBCLANG_PATH:-}" ] || ldconfig -p 2>/dev/null | grep -Eq 'libclang(-[0-9.]+)?\.so' ||
+    compgen -G '/usr/lib/llvm-*/lib/libclang[-.][0-9s]*' >/dev/null
 }
 
 # bindgen asks clang for the compiler's own headers (stddef.h and friends).
