@@ -240,8 +240,7 @@ impl Receiver {
         }
     }
 
-    /// While queued any word counts. Once computing, only growth does: a
-    /// heartbeat of a hung engine is not progress.
+    /// Any word is a sign of life; only growth resets the longer clock.
     fn note_progress(&mut self, now: Instant, computed_tokens: usize) {
         let computed = computed_tokens.min(self.plan.table.token_count());
         if computed > self.computed_tokens {

@@ -26,6 +26,11 @@ pub use types::{SenderAction, SenderEvent, SenderOutcome, SenderPlan, SenderStat
 use crate::HandoffError;
 use table::{Ending, Step, Trigger};
 
+/// With the manifest sent nothing is held here any more, and the receiver may
+/// wait for a free slot as long as other answers take. So this only catches a
+/// receiver that forgot: an hour at a stall of 30 s.
+const INSTALL_STALLS: u32 = 120;
+
 /// The state machine.
 #[derive(Debug)]
 pub struct Sender {
@@ -93,7 +98,11 @@ impl Sender {
 
     /// When to report `DeadlinePassed`, if at all.
     pub fn next_deadline(&self) -> Option<Instant> {
-        self.waiting_since?.checked_add(self.plan.stall)
+        let patience = match self.state {
+            SenderState::AwaitingInstall => self.plan.stall.saturating_mul(INSTALL_STALLS),
+            _ => self.plan.stall,
+        };
+        self.waiting_since?.checked_add(patience)
     }
 
     /// Where it stands.

@@ -3,6 +3,7 @@
 //! dropped, however the handoff ends.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use kv_transfer::Status;
 use kv_transfer::membership::NodeState;
@@ -50,6 +51,12 @@ impl Board {
             status.steps_total += 1;
             status.step_micros_max = micros_max;
         });
+    }
+
+    /// Steps so far, and the slowest of late.
+    pub(crate) fn steps(&self) -> (u64, Duration) {
+        let status = &self.state.borrow().status;
+        (status.steps_total, Duration::from_micros(status.step_micros_max))
     }
 
     /// The network took so many encoded bytes.

@@ -29,8 +29,13 @@ use crate::work_queue::{Computed, Ticket};
 /// The receiver hears of a living handoff at least this often.
 const HEARTBEAT: Duration = Duration::from_secs(1);
 
-/// A receiver that owes credit or the final word and is silent for so long is
-/// taken for stuck. Long beside any install; a dead connection shows earlier.
+/// An engine that made no step for so long, or for a multiple of its slowest
+/// recent step, hangs: its handoffs fall silent, and their receivers look elsewhere.
+const ENGINE_PATIENCE: Duration = Duration::from_secs(30);
+const SLOWEST_STEPS: u32 = 8;
+
+/// A receiver that owes credit and is silent for so long is taken for stuck. A
+/// dead connection shows earlier.
 const STALL: Duration = Duration::from_secs(30);
 
 /// A message of a few bytes that the peer does not take for so long: it does
@@ -79,6 +84,8 @@ struct Task {
     encoding: Option<JoinHandle<Result<Vec<EncodedBlock>, CodecError>>>,
     encoded: BTreeMap<usize, EncodedBlock>,
     heartbeat: Interval,
+    /// The engine's steps, and when they were last seen to change.
+    steps_seen: (u64, Instant),
     computed_tokens: usize,
     reused_tokens: usize,
     /// Nothing more comes from the engine.
@@ -126,6 +133,7 @@ impl Task {
             encoding: None,
             encoded: BTreeMap::new(),
             heartbeat,
+            steps_seen: (0, Instant::now()),
             computed_tokens: 0,
             reused_tokens: 0,
             compute_over: false,
@@ -169,9 +177,20 @@ impl Task {
             Input::Encoded(Err(reason)) => self.fail(reason),
             Input::Computed(computed) => self.take_computed(computed).await,
             Input::Deadline => self.handle(SenderEvent::DeadlinePassed),
-            Input::Heartbeat => self.send_progress().await,
+            Input::Heartbeat if self.engine_moves() => self.send_progress().await,
+            Input::Heartbeat => {}
             Input::Stop => self.handle(SenderEvent::CancelRequested),
         }
+    }
+
+    /// Whether the engine has made a step lately, for this prompt or another. A
+    /// node whose engine hangs must not look alive.
+    fn engine_moves(&mut self) -> bool {
+        let (steps, slowest) = self.board.steps();
+        if steps != self.steps_seen.0 {
+            self.steps_seen = (steps, Instant::now());
+        }
+        self.steps_seen.1.elapsed() < ENGINE_PATIENCE.max(slowest * SLOWEST_STEPS)
     }
 
     async fn take_computed(&mut self, computed: Option<Computed>) {

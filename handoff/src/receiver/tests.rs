@@ -288,19 +288,30 @@ fn credit_returns_in_batches_and_at_the_end_of_a_block() {
 }
 
 #[test]
-fn heartbeats_keep_a_queued_handoff_but_not_a_hung_engine() {
+fn silence_is_a_stall() {
     let mut receiver = receiving();
     for second in 1..30 {
         handle(&mut receiver, second * 1000, ReceiverEvent::Progress { computed_tokens: 0 });
     }
     handle(&mut receiver, 30_000, ReceiverEvent::Progress { computed_tokens: 4 });
-    let deadline = receiver.next_deadline().unwrap();
-    assert_eq!(deadline, at(34_000), "four times the longest gap of a second");
+    assert_eq!(receiver.next_deadline(), Some(at(34_000)), "four times the longest gap of a second");
     handle(&mut receiver, 31_000, ReceiverEvent::Progress { computed_tokens: 4 });
-    assert_eq!(receiver.next_deadline(), Some(deadline));
-    assert_eq!(handle(&mut receiver, 33_999, ReceiverEvent::DeadlinePassed), []);
-    let actions = handle(&mut receiver, 34_000, ReceiverEvent::DeadlinePassed);
+    assert_eq!(receiver.next_deadline(), Some(at(35_000)), "any word is a sign of life");
+    assert_eq!(handle(&mut receiver, 34_999, ReceiverEvent::DeadlinePassed), []);
+    let actions = handle(&mut receiver, 35_000, ReceiverEvent::DeadlinePassed);
     assert_eq!(actions, [ReceiverAction::SendCancel { reason: "stalled" }, broken(1, "stalled")]);
+}
+
+#[test]
+fn words_without_work_are_a_stall_in_the_end() {
+    let mut receiver = receiving();
+    handle(&mut receiver, 1000, ReceiverEvent::Progress { computed_tokens: 4 });
+    for second in 2..=128 {
+        handle(&mut receiver, second * 1000, ReceiverEvent::Progress { computed_tokens: 4 });
+    }
+    assert_eq!(receiver.next_deadline(), Some(at(129_000)), "64 shortest stalls after the last growth");
+    handle(&mut receiver, 128_500, ReceiverEvent::Progress { computed_tokens: 8 });
+    assert_eq!(receiver.next_deadline(), Some(at(132_500)), "growth starts it anew");
 }
 
 #[test]

@@ -94,7 +94,7 @@ fn inputs() -> Vec<(&'static str, u64, SenderEvent)> {
         ("CancelRequested", 10, SenderEvent::CancelRequested),
         ("PeerLost", 10, SenderEvent::PeerLost),
         ("DeadlinePassed early", 10, SenderEvent::DeadlinePassed),
-        ("DeadlinePassed", 60_000, SenderEvent::DeadlinePassed),
+        ("DeadlinePassed", 10_000_000, SenderEvent::DeadlinePassed),
     ]
 }
 
