@@ -101,8 +101,10 @@ impl DecodeConfig {
         problems.range("max_local_long", config.max_local_long, 1, config.slots.max(1));
         problems.range("staging_bytes", config.staging_bytes, 1 << 20, 1 << 42);
         problems.range("credit_window_bytes", config.credit_window_bytes, 1 << 20, 1 << 36);
-        problems.range("stall_seconds", config.stall_seconds, 0.1, 3600.0);
-        problems.range("queue_requests_max", config.queue_requests_max, 1, 1 << 20);
+        // Prefill nodes give a sign of life each second.
+        problems.range("stall_seconds", config.stall_seconds, 3.0, 3600.0);
+        // A router may have no more request streams open, see kv-transfer/src/transport.rs.
+        problems.range("queue_requests_max", config.queue_requests_max, 1, 4096);
         problems.range("drain_seconds", config.drain_seconds, 0.0, 3600.0);
         problems.finish()?;
         Ok(config)

@@ -70,6 +70,8 @@ pub(crate) enum HandoffEnd {
 
 struct Handoff {
     receiver: Receiver,
+    /// Blocks that were there before.
+    first_block: usize,
     table: Arc<BlockTable>,
     layout: Arc<Layout>,
     request: Option<PrefillRequest>,
@@ -83,6 +85,9 @@ struct Handoff {
     stats: Arc<Stats>,
     reused_tokens: usize,
     refusal: String,
+    /// The peer's side of the message stream has ended, and was reported once.
+    /// An ended stream is ready for ever: polled again, it would starve the rest.
+    inbox_over: bool,
 }
 
 /// Runs a handoff to its end over streams that are already open.
@@ -101,6 +106,7 @@ pub(crate) async fn run(
     };
     let counted = job.stats.handoff();
     let handoff = Handoff {
+        first_block: plan.first_block,
         receiver: Receiver::new(Instant::now(), plan),
         table: job.table,
         layout: job.layout,
@@ -115,6 +121,7 @@ pub(crate) async fn run(
         stats: job.stats,
         reused_tokens: 0,
         refusal: String::new(),
+        inbox_over: false,
     };
     let span = tracing::debug_span!("handoff", id = %job.id);
     let end = handoff.drive(inbox, arrivals, job.cancel).instrument(span).await;
@@ -145,7 +152,7 @@ impl Handoff {
                     cancelled = true;
                     self.event(ReceiverEvent::CancelRequested);
                 }
-                message = inbox.recv::<HandoffMessage>() => self.message(message),
+                message = inbox.recv::<HandoffMessage>(), if !self.inbox_over => self.message(message),
                 installed = wait_for(&mut self.installing) => {
                     self.installing = None;
                     self.event(if installed { ReceiverEvent::InstallDone } else { ReceiverEvent::InstallFailed });
@@ -168,6 +175,7 @@ impl Handoff {
     // Messages ----------------------------------------------------------------
 
     fn message(&mut self, message: Result<Option<HandoffMessage>, TransferError>) {
+        self.inbox_over = !matches!(message, Ok(Some(_)));
         let event = match message {
             Ok(Some(message)) => self.translate(message),
             Ok(None) => ReceiverEvent::PeerLost,
@@ -354,7 +362,7 @@ impl Handoff {
             ReceiverOutcome::Broken { salvaged_blocks, reason } => {
                 (salvaged_blocks, format!("{reason} ({})", self.refusal))
             }
-            _ => (0, self.refusal),
+            _ => (self.first_block, self.refusal),
         };
         match self.blob {
             Some(blob) => HandoffEnd::NotDone { blob, salvaged_blocks, reason },

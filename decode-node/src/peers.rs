@@ -59,14 +59,14 @@ type Place = Arc<tokio::sync::Mutex<Option<Connection>>>;
 /// All prefill nodes that this node has talked to.
 pub(crate) struct Peers {
     endpoint: Endpoint,
-    connections: Mutex<HashMap<String, Place>>,
+    connections: Arc<Mutex<HashMap<String, Place>>>,
     routes: Arc<Routes>,
     stats: Arc<Stats>,
 }
 
 impl Peers {
     pub(crate) fn new(endpoint: Endpoint, stats: Arc<Stats>) -> Self {
-        Self { endpoint, connections: Mutex::default(), routes: Arc::default(), stats }
+        Self { endpoint, connections: Arc::default(), routes: Arc::default(), stats }
     }
 
     /// Must be claimed before the prefill node can send a frame.
@@ -78,8 +78,19 @@ impl Peers {
     }
 
     /// The connection to `address`, opened if there is none. Simultaneous
-    /// callers for one address share one attempt; others do not wait for it.
+    /// callers for one address share one attempt and its time-out; others do not
+    /// wait for it.
     pub(crate) async fn connection(&self, address: &str) -> Result<Connection, TransferError> {
+        match tokio::time::timeout(CONNECT_TIMEOUT, self.connected(address)).await {
+            Ok(result) => result,
+            Err(_) => {
+                let reason = format!("no answer within {} s", CONNECT_TIMEOUT.as_secs());
+                Err(TransferError::Connect { address: address.to_owned(), reason })
+            }
+        }
+    }
+
+    async fn connected(&self, address: &str) -> Result<Connection, TransferError> {
         let place = {
             let mut connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
             connections.entry(address.to_owned()).or_default().clone()
@@ -90,17 +101,27 @@ impl Peers {
         }
         let connection = self.connect(address).await?;
         *held = Some(connection.clone());
-        tokio::spawn(route_frames(connection.clone(), self.routes.clone(), self.stats.clone()));
+        let (routes, stats) = (self.routes.clone(), self.stats.clone());
+        let (known, address, routed) = (self.connections.clone(), address.to_owned(), connection.clone());
+        tokio::spawn(async move {
+            route_frames(routed, routes, stats).await;
+            // A node that comes back has another address as a rule.
+            known.lock().unwrap_or_else(PoisonError::into_inner).remove(&address);
+        });
         Ok(connection)
     }
 
     async fn connect(&self, address: &str) -> Result<Connection, TransferError> {
-        let failed = |reason: String| TransferError::Connect { address: address.to_owned(), reason };
-        let socket: SocketAddr = address.parse().map_err(|_| failed("not ADDRESS:PORT".to_owned()))?;
-        match tokio::time::timeout(CONNECT_TIMEOUT, self.endpoint.connect(socket, Role::Prefill)).await {
-            Ok(result) => result,
-            Err(_) => Err(failed(format!("no answer within {} s", CONNECT_TIMEOUT.as_secs()))),
-        }
+        let socket: SocketAddr = address.parse().map_err(|_| TransferError::Connect {
+            address: address.to_owned(),
+            reason: "not ADDRESS:PORT".to_owned(),
+        })?;
+        self.endpoint.connect(socket, Role::Prefill).await
+    }
+
+    /// Tells all peers that this node is going.
+    pub(crate) fn close(&self) {
+        self.endpoint.close();
     }
 }
 

@@ -10,7 +10,7 @@ use kv_transfer::{
     FailureKind, Generate, MessageReceiver, MessageSender, PROTOCOL_VERSION, PrefillCandidate,
     PrefillRequest, RequestEvent, TransferError,
 };
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::engine_thread::Engine;
@@ -182,7 +182,7 @@ impl Node {
             room = self.staging.reserve(bytes) => room,
             () = cancel.cancelled() => return Ok(Prefilled::default()),
         };
-        let Some(_room) = room else {
+        let Some(room) = room else {
             let reason = format!("its KV of {bytes} bytes is larger than the staging memory");
             return self.fall_back(&request, &sequence, None, reason);
         };
@@ -204,8 +204,12 @@ impl Node {
                     work = rest;
                 }
             }
+            if work.salvaged_blocks == work.table.block_count() {
+                break;
+            }
         }
-        self.fall_back(&request, &sequence, work.salvage(), reason)
+        let salvage = work.salvage().map(|blob| (blob, room));
+        self.fall_back(&request, &sequence, salvage, reason)
     }
 
     async fn try_candidate(
@@ -289,13 +293,18 @@ impl Node {
         &self,
         request: &Generate,
         sequence: &Sequence,
-        salvage: Option<InstallBlob>,
+        salvage: Option<(InstallBlob, OwnedSemaphorePermit)>,
         reason: String,
     ) -> Result<Prefilled, Failure> {
         if !request.fallback_local {
             return Err((FailureKind::PrefillUnavailable, format!("remote prefill failed: {reason}")));
         }
-        let prefix = salvage.map(|blob| Prefix { blob, installed: oneshot::channel().0 });
+        let prefix = salvage.map(|(blob, room)| Prefix {
+            blob,
+            installed: oneshot::channel().0,
+            // The rows wait for a slot, and count until they are installed.
+            room: Some(room),
+        });
         self.engine.run(sequence.with(prefix));
         Ok(Prefilled { fallback_reason: reason, ..Prefilled::default() })
     }
@@ -365,7 +374,7 @@ impl Sequence {
         let mut sequence = self.with(None);
         Box::new(move |blob| {
             let (installed, answer) = oneshot::channel();
-            sequence.prefix = Some(Prefix { blob, installed });
+            sequence.prefix = Some(Prefix { blob, installed, room: None });
             engine.run(sequence);
             answer
         })

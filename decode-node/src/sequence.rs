@@ -5,7 +5,7 @@ use std::sync::Arc;
 use engine::InstallBlob;
 use kv_block::{IsolationKey, Token};
 use kv_transfer::{FailureKind, FinishReason, Sampling};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
 /// One request on this node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -39,6 +39,9 @@ pub struct Prefix {
     pub blob: InstallBlob,
     /// Told once whether the engine took it.
     pub installed: oneshot::Sender<bool>,
+    /// Staging memory that is free again once the rows are installed; `None`
+    /// where the handoff still holds it.
+    pub room: Option<OwnedSemaphorePermit>,
 }
 
 /// What happens to a sequence, in order: `Started`, `Token`…, then one of the last two.

@@ -63,6 +63,7 @@ pub async fn run(
         () = drained(&node, &draining, &mut shutdown, Duration::from_secs_f64(config.drain_seconds)) => Ok(()),
     };
     node.engine.stop();
+    node.peers.close();
     endpoint.close();
     // Peers are told now rather than left to find out.
     let _ = tokio::time::timeout(Duration::from_secs(1), endpoint.wait_idle()).await;

@@ -73,7 +73,7 @@ impl Mesh {
             slots: 4,
             threads: 1,
             local_long_tokens: 256,
-            stall_seconds: 1.0,
+            stall_seconds: 3.0,
             ..DecodeConfig::default()
         };
         change(&mut config);
@@ -82,6 +82,11 @@ impl Mesh {
         let model = self.model.clone();
         tokio::spawn(async move { decode_node::run(config, model, credentials, seen).await.unwrap() });
         self.arrived(shutdown).await
+    }
+
+    fn bytes_per_token(&self) -> u64 {
+        let config = engine::SessionConfig { slots: 1, context_tokens: 64, batch_tokens_max: 64, threads: 1 };
+        self.model.prefill_session(&config).unwrap().layout().bytes_per_token()
     }
 
     async fn arrived(&mut self, shutdown: watch::Sender<Shutdown>) -> Node {
@@ -240,13 +245,7 @@ async fn what_a_dying_prefill_node_sent_is_kept() {
     let prompt = prompt(3, 800);
     let (_sender, inbox) = d.ask(&request(&prompt, vec![p.candidate()])).await;
     // About half of the rows have arrived.
-    let half = mesh.model.prefill_session(&engine::SessionConfig {
-        slots: 1,
-        context_tokens: 64,
-        batch_tokens_max: 64,
-        threads: 1,
-    });
-    let half = half.unwrap().layout().bytes_per_token() * 400;
+    let half = mesh.bytes_per_token() * 400;
     d.reports(|status| status.staged_bytes >= half).await;
     p.shutdown.send(Shutdown::Now).unwrap();
     let answer = timeout(PATIENCE, Answer::read(inbox)).await.unwrap();
@@ -256,6 +255,67 @@ async fn what_a_dying_prefill_node_sent_is_kept() {
     let after = d.reports(|status| status.requests_in_flight == 0 && status.staged_bytes == 0).await;
     assert_eq!(after.prefill_tokens_total + after.installed_tokens_total, 800);
     assert_eq!(after.handoffs_failed_total, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_prefill_node_that_ends_while_its_rows_wait_for_a_slot_is_no_loss() {
+    let mut mesh = Mesh::new(FakeOptions { step_time: Duration::from_millis(10), ..quick() }).await;
+    let p = mesh.prefill(mesh.model.clone()).await;
+    let d = Arc::new(mesh.decode(|config| config.slots = 1).await);
+    let running = request(&prompt(10, 50), Vec::new());
+    let running = Generate { max_tokens: 200, ..running };
+    let (_sender, first) = d.ask(&running).await;
+    d.reports(|status| status.slots_used == 1).await;
+    let long = prompt(11, 500);
+    let (_sender, second) = d.ask(&request(&long, vec![p.candidate()])).await;
+    // All rows have arrived and wait for the only slot.
+    let bytes = 499 * mesh.bytes_per_token();
+    d.reports(|status| status.staged_bytes == bytes).await;
+    p.shutdown.send(Shutdown::Now).unwrap();
+    let answer = timeout(PATIENCE, Answer::read(second)).await.expect("the answer comes");
+    assert_eq!(answer.tokens, mesh.model.continuation(&long, 20));
+    assert_eq!(answer.started.unwrap().3, 499, "what was complete is used");
+    assert_eq!(timeout(PATIENCE, Answer::read(first)).await.unwrap().tokens.len(), 200);
+    // The bulk side still works: a node that is gone is noticed, not waited for.
+    let answer = d.answer(&request(&prompt(12, 500), vec![p.candidate()])).await;
+    assert_eq!(answer.tokens, mesh.model.continuation(&prompt(12, 500), 20));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_one_prefill_node_sent_survives_the_refusal_of_the_next() {
+    let mut mesh = Mesh::new(slow()).await;
+    let p = mesh.prefill(mesh.model.clone()).await;
+    let d = mesh.decode(|_| ()).await;
+    let gone = PrefillCandidate { name: "gone".to_owned(), address: "127.0.0.1:9".to_owned() };
+    let prompt = prompt(13, 800);
+    let (_sender, inbox) = d.ask(&request(&prompt, vec![p.candidate(), gone])).await;
+    let half = mesh.bytes_per_token() * 400;
+    d.reports(|status| status.staged_bytes >= half).await;
+    p.shutdown.send(Shutdown::Now).unwrap();
+    let answer = timeout(PATIENCE, Answer::read(inbox)).await.unwrap();
+    assert!(answer.started.unwrap().3 >= 400);
+    assert_eq!(answer.tokens, mesh.model.continuation(&prompt, 20));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_prompts_for_an_unreachable_prefill_node_wait_for_one_time_out_only() {
+    let mut mesh = Mesh::new(quick()).await;
+    let d = Arc::new(mesh.decode(|_| ()).await);
+    // A socket that takes packets and never answers.
+    let silent = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let address = silent.local_addr().unwrap().to_string();
+    let asked = Instant::now();
+    let tasks: Vec<_> = (0..8)
+        .map(|seed| {
+            let (d, address) = (d.clone(), address.clone());
+            let candidate = PrefillCandidate { name: "silent".to_owned(), address };
+            tokio::spawn(async move { d.answer(&request(&prompt(seed, 300), vec![candidate])).await })
+        })
+        .collect();
+    for task in tasks {
+        assert_eq!(task.await.unwrap().tokens.len(), 20);
+    }
+    assert!(asked.elapsed() < Duration::from_secs(6), "{:?}", asked.elapsed());
 }
 
 #[tokio::test(flavor = "multi_thread")]

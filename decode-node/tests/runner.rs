@@ -138,7 +138,7 @@ fn an_installed_prefix_continues_like_a_local_prompt() {
     let prompt = prompt(3, 500);
     let blob = lab.blob(&prompt[..499]);
     let (installed, mut answer) = oneshot::channel();
-    let mut client = lab.ask_with(&prompt, 10, Some(Prefix { blob, installed }));
+    let mut client = lab.ask_with(&prompt, 10, Some(Prefix { blob, installed, room: None }));
     lab.run();
     assert!(answer.try_recv().unwrap());
     let (first, tokens, _) = client.all();
@@ -158,7 +158,7 @@ fn a_running_stream_gets_a_token_between_an_install_and_its_first_step() {
         .iter()
         .map(|prompt| {
             let (installed, answer) = oneshot::channel();
-            let prefix = Prefix { blob: lab.blob(&prompt[..199]), installed };
+            let prefix = Prefix { blob: lab.blob(&prompt[..199]), installed, room: None };
             (lab.ask_with(prompt, 5, Some(prefix)), answer)
         })
         .collect();
@@ -186,7 +186,7 @@ fn a_refused_install_is_computed_here_instead() {
     let blob = lab.blob(&prompt[..399]);
     lab.model.fail_next(Failure::Install, 1);
     let (installed, mut answer) = oneshot::channel();
-    let mut client = lab.ask_with(&prompt, 10, Some(Prefix { blob, installed }));
+    let mut client = lab.ask_with(&prompt, 10, Some(Prefix { blob, installed, room: None }));
     lab.run();
     assert!(!answer.try_recv().unwrap());
     assert_eq!(client.all().1, lab.oracle(&prompt, 10));

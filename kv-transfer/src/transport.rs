@@ -55,7 +55,7 @@ impl Tuning {
 
 /// Message streams that a peer may have open: a router has one per request, a
 /// decode node one per handoff. Far above what any queue admits.
-const MESSAGE_STREAMS_MAX: u32 = 1024;
+const MESSAGE_STREAMS_MAX: u32 = 8192;
 /// Frame streams that a peer may have open: one per chunk, and chunks of one
 /// prompt follow each other.
 const FRAME_STREAMS_MAX: u32 = 64;
