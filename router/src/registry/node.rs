@@ -129,10 +129,10 @@ impl<L> Node<L> {
     }
 }
 
-/// A decode node that waits for a handoff has nothing to compute itself.
+/// Nothing to compute. A handoff under way takes no slot of a decode node, so
+/// one that only waits for it is idle.
 fn idle(status: &Status) -> bool {
-    let waits_for_peer = status.slots_used > 0 && status.handoffs_active > 0;
-    status.queue_tokens == 0 && (status.slots_used == 0 || waits_for_peer)
+    status.queue_tokens == 0 && status.slots_used == 0
 }
 
 fn progress(status: &Status) -> [u64; 5] {

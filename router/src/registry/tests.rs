@@ -122,7 +122,7 @@ fn a_decode_node_that_waits_for_a_long_handoff_is_not_frozen() {
     let mut mesh = Mesh::new();
     let registration = mesh.join(hello("d", "decode"));
     for sequence in 1..=60 {
-        let waiting = Status { sequence, slots_used: 1, handoffs_active: 1, ..Status::default() };
+        let waiting = Status { sequence, handoffs_active: 1, ..Status::default() };
         mesh.registry.status(mesh.now, &registration, waiting);
         mesh.now += Duration::from_secs(1);
     }
