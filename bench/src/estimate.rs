@@ -15,6 +15,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use crate::schedule::Arm;
 use crate::stats::median;
 use crate::timeline::{Outcome, Timeline, Window};
 
@@ -67,6 +68,7 @@ pub(crate) enum Invalid {
     NoText { what: &'static str },
     LongTooFast { long_ttft_s: f64, offset_s: f64 },
     LongCached { cached: u64, prompt: u64 },
+    OtherArm { asked: Arm, route: String },
 }
 
 impl fmt::Display for Invalid {
@@ -78,6 +80,12 @@ impl fmt::Display for Invalid {
                 f,
                 "long finished before offset (first token after {long_ttft_s:.3} s, short sent after \
                  {offset_s:.3} s); use a longer --long-tokens"
+            ),
+            Self::OtherArm { asked, route } => write!(
+                f,
+                "asked for the arm {}, but the server took {route:?}; a router obeys only with \
+                 allow_route_override = true",
+                asked.name()
             ),
             Self::LongCached { cached, prompt } => write!(
                 f,
@@ -136,6 +144,21 @@ pub(crate) fn check_cold(long: &Timeline) -> Result<(), Invalid> {
     let cached = usage.cached_tokens.unwrap_or(0);
     if cached as f64 > CACHED_SHARE_MAX * usage.prompt_tokens as f64 {
         return Err(Invalid::LongCached { cached, prompt: usage.prompt_tokens });
+    }
+    Ok(())
+}
+
+/// Refuses a control that was none: a router may ignore the header that names the arm.
+pub(crate) fn check_arm(asked: Arm, repetition: &Repetition) -> Result<(), Invalid> {
+    let wanted = match asked {
+        Arm::Local => "local",
+        Arm::Remote => "remote",
+        Arm::Auto | Arm::Plain => return Ok(()),
+    };
+    for timeline in repetition.longs.iter().chain([&repetition.short]) {
+        if timeline.route_name().is_some_and(|route| route != wanted) {
+            return Err(Invalid::OtherArm { asked, route: timeline.route.clone().unwrap_or_default() });
+        }
     }
     Ok(())
 }
@@ -260,5 +283,14 @@ mod tests {
         assert!(peer.ended_early);
         assert_eq!(peer.worst_gap_s, 0.04);
         assert_eq!(peer.alone_worst_gap_s, None);
+    }
+
+    #[test]
+    fn a_control_that_took_the_other_way_says_nothing() {
+        let mut repetition = blocked();
+        repetition.longs[0].route = Some("remote; rule=long".to_owned());
+        assert_eq!(check_arm(Arm::Auto, &repetition), Ok(()));
+        let message = check_arm(Arm::Local, &repetition).unwrap_err().to_string();
+        assert!(message.contains("arm local") && message.contains("remote; rule=long"), "{message}");
     }
 }

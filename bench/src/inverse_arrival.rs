@@ -24,7 +24,7 @@ use tokio::time::sleep;
 
 use crate::calibrate::{ASSUMED, Calibration};
 use crate::client::{ChatRequest, Client, Control};
-use crate::estimate::{Repetition, check_cold, disturbed_window, estimate, ttft_s};
+use crate::estimate::{Repetition, check_arm, check_cold, disturbed_window, estimate, ttft_s};
 use crate::record::{About, Place, Recorder};
 use crate::schedule::{Arm, alternate};
 use crate::timeline::{Outcome, Timeline, Window};
@@ -181,7 +181,7 @@ impl Run {
         println!("{}", report::table_head());
         for (repetition, arm) in alternate(arms, self.args.reps) {
             let measured = self.repetition(arm, repetition).await;
-            let result = estimate(&measured);
+            let result = check_arm(arm, &measured).and_then(|()| estimate(&measured));
             println!("{}", report::table_row(repetition, arm, &measured, &result));
             self.recorder.repetition(arm, &measured, result);
         }
