@@ -185,25 +185,27 @@ mod tests {
         Params::read(&fields).map_err(|error| error.message().to_owned())
     }
 
+    /// All optional fields that are read.
+    const FIELDS: [&str; 14] = [
+        "model",
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "seed",
+        "max_tokens",
+        "max_completion_tokens",
+        "stop",
+        "n",
+        "ignore_eos",
+        "stream",
+        "stream_options",
+        "cache_salt",
+    ];
+
     #[test]
     fn absent_and_null_give_the_published_defaults() {
-        let names = [
-            "model",
-            "temperature",
-            "top_p",
-            "top_k",
-            "min_p",
-            "seed",
-            "max_tokens",
-            "max_completion_tokens",
-            "stop",
-            "n",
-            "ignore_eos",
-            "stream",
-            "stream_options",
-            "cache_salt",
-        ];
-        let all_null: serde_json::Map<_, _> = names
+        let all_null: serde_json::Map<_, _> = FIELDS
             .iter()
             .chain(UNSUPPORTED.iter().map(|(name, _)| name))
             .map(|n| ((*n).into(), json!(null)))
@@ -243,23 +245,7 @@ mod tests {
             "skip_special_tokens" | "add_generation_prompt" => *value == json!(true),
             _ => false,
         };
-        let fields = [
-            "model",
-            "temperature",
-            "top_p",
-            "top_k",
-            "min_p",
-            "seed",
-            "max_tokens",
-            "max_completion_tokens",
-            "stop",
-            "n",
-            "ignore_eos",
-            "stream",
-            "stream_options",
-            "cache_salt",
-        ];
-        for field in fields.into_iter().chain(UNSUPPORTED.iter().map(|(name, _)| *name)) {
+        for field in FIELDS.into_iter().chain(UNSUPPORTED.iter().map(|(name, _)| *name)) {
             for value in &values {
                 match read(json!({ field: value })) {
                     Ok(_) => assert!(allowed(field, value), "{field} took {value}"),
