@@ -20,7 +20,19 @@ pub(crate) enum StreamEvent {
     /// The server gave up in mid-stream.
     Error(String),
     /// A chunk; several things can be true of the same one.
-    Chunk { role: bool, content: bool, finish_reason: Option<String>, usage: Option<Usage> },
+    Chunk { role: bool, content: Content, finish_reason: Option<String>, usage: Option<Usage> },
+}
+
+/// What a chunk has of the answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Content {
+    /// No field for it, or the role or finish reason only.
+    None,
+    /// An empty text beside nothing else: a token was computed that has no text of its own, such as
+    /// a part of a character.
+    Empty,
+    /// Text.
+    Text,
 }
 
 /// Reads the `data` of one event. Text that is not JSON is an error of the server.
@@ -38,10 +50,17 @@ pub(crate) fn read_event(data: &str) -> StreamEvent {
     let delta = &choice["delta"];
     // A reasoning model's first token is a reasoning token: the user has waited until then.
     let texts = [&delta["content"], &delta["reasoning_content"], &delta["reasoning"], &choice["text"]];
+    let finish_reason = choice["finish_reason"].as_str().map(str::to_owned);
+    let role = delta["role"].is_string();
+    let longest = texts.iter().filter_map(|text| text.as_str()).map(str::len).max();
     StreamEvent::Chunk {
-        role: delta["role"].is_string(),
-        content: texts.iter().any(|text| text.as_str().is_some_and(|text| !text.is_empty())),
-        finish_reason: choice["finish_reason"].as_str().map(str::to_owned),
+        role,
+        content: match longest {
+            Some(1..) => Content::Text,
+            Some(0) if !role && finish_reason.is_none() => Content::Empty,
+            _ => Content::None,
+        },
+        finish_reason,
         usage: read_usage(&value["usage"]),
     }
 }
@@ -77,7 +96,7 @@ pub(crate) fn clip(text: &str) -> String {
 mod tests {
     use super::*;
 
-    fn chunk(data: &str) -> (bool, bool, Option<String>, Option<Usage>) {
+    fn chunk(data: &str) -> (bool, Content, Option<String>, Option<Usage>) {
         match read_event(data) {
             StreamEvent::Chunk { role, content, finish_reason, usage } => {
                 (role, content, finish_reason, usage)
@@ -89,9 +108,21 @@ mod tests {
     #[test]
     fn a_role_chunk_is_not_content() {
         let (role, content, ..) = chunk(r#"{"choices":[{"delta":{"role":"assistant","content":""}}]}"#);
-        assert!(role && !content);
+        assert_eq!((role, content), (true, Content::None));
         let (role, content, ..) = chunk(r#"{"choices":[{"delta":{"role":"assistant","content":null}}]}"#);
-        assert!(role && !content);
+        assert_eq!((role, content), (true, Content::None));
+    }
+
+    #[test]
+    fn an_empty_text_by_itself_is_a_token_without_text() {
+        for (data, content) in [
+            (r#"{"choices":[{"delta":{"content":""},"finish_reason":null}]}"#, Content::Empty),
+            (r#"{"choices":[{"text":""}]}"#, Content::Empty),
+            (r#"{"choices":[{"delta":{"content":""},"finish_reason":"stop"}]}"#, Content::None),
+            (r#"{"choices":[{"delta":{}}]}"#, Content::None),
+        ] {
+            assert_eq!(chunk(data).1, content, "{data}");
+        }
     }
 
     #[test]
@@ -101,7 +132,7 @@ mod tests {
             r#"{"choices":[{"delta":{"reasoning_content":"a"}}]}"#,
             r#"{"choices":[{"text":"a"}]}"#,
         ] {
-            assert!(chunk(data).1, "{data}");
+            assert_eq!(chunk(data).1, Content::Text, "{data}");
         }
     }
 
@@ -110,14 +141,14 @@ mod tests {
         let data = r#"{"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":3,
                       "prompt_tokens_details":{"cached_tokens":2}}}"#;
         let usage = Usage { prompt_tokens: 7, completion_tokens: 3, cached_tokens: Some(2) };
-        assert_eq!(chunk(data), (false, false, None, Some(usage)));
+        assert_eq!(chunk(data), (false, Content::None, None, Some(usage)));
     }
 
     #[test]
     fn errors_and_nonsense_are_errors_and_null_error_is_none() {
         assert_eq!(read_event(r#"{"error":{"message":"gone"}}"#), StreamEvent::Error("gone".into()));
         assert_eq!(read_event("<html>"), StreamEvent::Error("not JSON: <html>".into()));
-        assert!(chunk(r#"{"error":null,"choices":[{"delta":{"content":"a"}}]}"#).1);
+        assert_eq!(chunk(r#"{"error":null,"choices":[{"delta":{"content":"a"}}]}"#).1, Content::Text);
         assert_eq!(read_event("[DONE]"), StreamEvent::Done);
     }
 }

@@ -13,7 +13,7 @@ use futures_util::StreamExt;
 use serde_json::{Map, Value, json};
 use tokio::sync::watch;
 
-use crate::chunk::{StreamEvent, clip, error_message, read_event};
+use crate::chunk::{Content, StreamEvent, clip, error_message, read_event};
 use crate::schedule::Arm;
 use crate::sse::SseParser;
 use crate::timeline::{Outcome, Timeline};
@@ -193,7 +193,13 @@ fn note(timeline: &mut Timeline, at: Duration, event: StreamEvent) -> Option<Out
             if role {
                 timeline.role.get_or_insert(at);
             }
-            if content {
+            let arrived = match content {
+                Content::Text => true,
+                // No text for the user yet, but the answer has not stopped either.
+                Content::Empty => !timeline.contents.is_empty(),
+                Content::None => false,
+            };
+            if arrived {
                 timeline.contents.push(at);
             }
             timeline.finish_reason = finish_reason.or(timeline.finish_reason.take());

@@ -39,7 +39,8 @@ pub(crate) struct Timeline {
     pub(crate) first_byte: Option<Duration>,
     /// First chunk that names the role, which some servers send before they have computed anything.
     pub(crate) role: Option<Duration>,
-    /// Arrival of every chunk with text in it.
+    /// Arrival of the first chunk with text in it, and of every one after it that tells of a token,
+    /// even if that token has no text of its own.
     pub(crate) contents: Vec<Duration>,
     pub(crate) ended: Duration,
     pub(crate) outcome: Outcome,

@@ -16,7 +16,9 @@ use crate::text::TextOutput;
 /// What the client gets, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Piece {
-    /// More text, never empty.
+    /// More text. Empty for a token that has none of its own: a part of a
+    /// character, a control token, or what may become a stop string. It still
+    /// tells the client that the answer goes on, as vLLM does.
     Text(String),
     /// The last piece.
     Finish(&'static str, Usage),
@@ -97,23 +99,29 @@ impl Answer {
     fn take_tokens(&mut self, tokens: &[Token]) {
         for token in tokens {
             self.usage.completion_tokens += 1;
-            let scanned = self.output.push(self.vocabulary.as_ref(), *token);
-            if self.take_text(scanned) {
-                // Dropping it resets the stream: the node need not go on.
-                if let Some(running) = self.running.take() {
-                    self.end("stop", running.cached_tokens());
+            match self.output.push(self.vocabulary.as_ref(), *token) {
+                Scanned::Text(text) => self.pieces.push_back(Piece::Text(text)),
+                Scanned::Stopped(text) => {
+                    self.last_text(text);
+                    // Dropping it resets the stream: the node need not go on.
+                    if let Some(running) = self.running.take() {
+                        self.end("stop", running.cached_tokens());
+                    }
+                    return;
                 }
-                return;
             }
         }
     }
 
     fn take_end(&mut self, reason: FinishReason) {
-        let tail = self.output.finish();
+        let (tail, stopped) = match self.output.finish() {
+            Scanned::Text(tail) => (tail, false),
+            Scanned::Stopped(tail) => (tail, true),
+        };
+        self.last_text(tail);
         let reason = match reason {
-            _ if self.take_text(tail) => "stop",
-            FinishReason::Stop => "stop",
-            FinishReason::Length => "length",
+            FinishReason::Length if !stopped => "length",
+            _ => "stop",
         };
         if let Some(running) = self.running.take() {
             self.end(reason, running.cached_tokens());
@@ -121,16 +129,11 @@ impl Answer {
         }
     }
 
-    /// Whether a stop string ended the text.
-    fn take_text(&mut self, scanned: Scanned) -> bool {
-        let (text, stopped) = match scanned {
-            Scanned::Text(text) => (text, false),
-            Scanned::Stopped(text) => (text, true),
-        };
+    /// Text that belongs to no token of its own.
+    fn last_text(&mut self, text: String) {
         if !text.is_empty() {
             self.pieces.push_back(Piece::Text(text));
         }
-        stopped
     }
 
     fn end(&mut self, reason: &'static str, cached_tokens: u64) {

@@ -29,16 +29,11 @@ async fn a_chat_is_answered_whole_and_streamed_with_the_same_text_and_usage() {
     assert_eq!((stream.status, stream.header("content-type")), (200, Some("text/event-stream")));
     assert_eq!(stream.streamed_text(0), "Hé🦀!");
     let deltas: Vec<_> = stream.chunks().iter().map(|chunk| chunk["choices"][0]["delta"].clone()).collect();
-    assert_eq!(
-        deltas[..5],
-        [
-            json!({"role": "assistant", "content": ""}),
-            json!({"content": "H"}),
-            json!({"content": "é"}),
-            json!({"content": "🦀"}),
-            json!({"content": "!"}),
-        ]
-    );
+    assert_eq!(deltas[0], json!({"role": "assistant", "content": ""}));
+    // A token is a byte here; those that complete no character give an empty text.
+    for (delta, text) in deltas[1..9].iter().zip(["H", "", "é", "", "", "", "🦀", "!"]) {
+        assert_eq!(*delta, json!({ "content": text }));
+    }
     assert_eq!(stream.finish_reasons(), ["stop"]);
     assert_eq!(stream.events().iter().filter(|event| **event == "[DONE]").count(), 1);
     assert_eq!(stream.events().last(), Some(&"[DONE]"));
