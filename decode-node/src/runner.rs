@@ -19,10 +19,10 @@ use kv_transfer::membership::RecentMax;
 use kv_transfer::{FailureKind, FinishReason};
 
 use crate::sampler;
-use crate::scheduler::{self, Share, SlotView, StepLimits};
+use crate::scheduler::{self, Plan, Share, SlotView, StepLimits};
 use crate::sequence::{NewSequence, Prefix, RequestKey, SequenceEvent};
 use crate::slots::SlotTable;
-use crate::step_time::{StepLoad, StepTime};
+use crate::step_time::StepTime;
 
 /// How the runner treats prompts.
 #[derive(Clone, Copy, Debug)]
@@ -150,13 +150,13 @@ impl Runner {
         if installed.is_some() && views.iter().any(|view| view.remaining == 0) {
             views.retain(|view| Some(view.slot) != installed);
         }
-        let shares = scheduler::plan((self.clock)(), &views, &self.step_time, self.limits());
-        if shares.is_empty() {
+        let plan = scheduler::plan((self.clock)(), &views, &self.step_time, self.limits());
+        if plan.shares.is_empty() {
             return false;
         }
-        match self.compute(&shares) {
-            Ok(()) => self.advance(&shares),
-            Err(error) => self.fail(&shares, &error),
+        match self.compute(&plan) {
+            Ok(()) => self.advance(&plan.shares),
+            Err(error) => self.fail(&plan.shares, &error),
         }
         true
     }
@@ -284,15 +284,12 @@ impl Runner {
 
     // One step ----------------------------------------------------------------
 
-    fn compute(&mut self, shares: &[Share]) -> Result<(), EngineError> {
-        let batch: Vec<_> = shares.iter().map(|share| batch_item(&self.running, share)).collect();
-        let load = shares.iter().fold(StepLoad::default(), |load, share| {
-            load.plus(share.tokens, held_in(&self.running, share.slot).resident.len())
-        });
+    fn compute(&mut self, plan: &Plan) -> Result<(), EngineError> {
+        let batch: Vec<_> = plan.shares.iter().map(|share| batch_item(&self.running, share)).collect();
         let before = (self.clock)();
         self.session.step(&batch)?;
         let took = (self.clock)().saturating_duration_since(before);
-        self.step_time.observe(load, took);
+        self.step_time.observe(plan.load, took);
         self.state.steps += 1;
         self.slowest.record(before, took.as_micros() as u64);
         Ok(())

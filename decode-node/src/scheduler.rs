@@ -54,6 +54,15 @@ pub struct Share {
     pub tokens: usize,
 }
 
+/// A step, planned.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// Streams first, then prompts; empty if there is nothing to do.
+    pub shares: Vec<Share>,
+    /// What the shares cost together.
+    pub load: StepLoad,
+}
+
 /// Limits of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepLimits {
@@ -63,17 +72,23 @@ pub struct StepLimits {
     pub tokens_max: usize,
 }
 
-/// Plans one step. Streams come first in the result, then prompts.
-pub fn plan(now: Instant, slots: &[SlotView], model: &StepTime, limits: StepLimits) -> Vec<Share> {
-    let mut step = Step { shares: Vec::new(), load: StepLoad::default(), limits, model, prompt_moved: false };
-    for stream in slots.iter().filter(|view| view.remaining == 0) {
-        step.add(stream, 1);
-    }
+/// Plans one step. `slots` come in the order of their numbers.
+pub fn plan(now: Instant, slots: &[SlotView], model: &StepTime, limits: StepLimits) -> Plan {
+    let streams = || slots.iter().filter(|view| view.remaining == 0);
+    let mut step = Step {
+        plan: Plan {
+            shares: streams().map(|view| Share { slot: view.slot, tokens: 1 }).collect(),
+            load: StepLoad::default().plus_streams(streams().map(|view| (view.slot, view.resident))),
+        },
+        limits,
+        model,
+        prompt_moved: false,
+    };
     let mut shorts: Vec<_> = slots.iter().filter(|view| view.remaining > 0 && !view.long).collect();
     let longs: Vec<_> = slots.iter().filter(|view| view.remaining > 0 && view.long).collect();
     shorts.sort_by(|a, b| urgency(now, a).total_cmp(&urgency(now, b)).then(a.slot.cmp(&b.slot)));
 
-    let before_ms = model.predict_ms(step.load);
+    let before_ms = model.predict_ms(step.plan.load);
     let until_ms = limits.cap_ms.max(before_ms + limits.cap_ms * PROMPT_SHARE_MIN);
     let share = if longs.is_empty() { 0.0 } else { LONG_SHARE };
     let shorts_until_ms = before_ms + (until_ms - before_ms) * (1.0 - share);
@@ -83,7 +98,7 @@ pub fn plan(now: Instant, slots: &[SlotView], model: &StepTime, limits: StepLimi
     for view in longs {
         step.fill(view, until_ms);
     }
-    step.shares
+    step.plan
 }
 
 /// Smaller is served first.
@@ -93,8 +108,7 @@ fn urgency(now: Instant, view: &SlotView) -> f64 {
 }
 
 struct Step<'a> {
-    shares: Vec<Share>,
-    load: StepLoad,
+    plan: Plan,
     limits: StepLimits,
     model: &'a StepTime,
     /// Some prompt got a share.
@@ -102,19 +116,16 @@ struct Step<'a> {
 }
 
 impl Step<'_> {
-    fn add(&mut self, view: &SlotView, tokens: usize) {
-        self.load = self.load.plus(tokens, view.resident);
-        self.shares.push(Share { slot: view.slot, tokens });
-    }
-
     fn fill(&mut self, view: &SlotView, until_ms: f64) {
-        let limit = view.remaining.min(self.limits.tokens_max.saturating_sub(self.load.tokens));
-        let mut tokens = self.model.room(self.load, view.resident, until_ms, limit);
+        let load = self.plan.load;
+        let limit = view.remaining.min(self.limits.tokens_max.saturating_sub(load.tokens));
+        let mut tokens = self.model.room(load, view.resident, until_ms, limit);
         if !self.prompt_moved || view.long {
             tokens = tokens.max(1.min(limit));
         }
         if tokens > 0 {
-            self.add(view, tokens);
+            self.plan.load = load.plus(tokens, view.resident);
+            self.plan.shares.push(Share { slot: view.slot, tokens });
             self.prompt_moved = true;
         }
     }
@@ -128,7 +139,7 @@ mod tests {
 
     const LIMITS: StepLimits = StepLimits { cap_ms: 100.0, tokens_max: 512 };
 
-    /// 4 ms per step, 2 ms per token, nothing for attention.
+    /// 4 ms per pass, 2 ms per token, nothing for attention.
     fn model() -> StepTime {
         StepTime::with_prior([4.0, 200.0, 0.0])
     }
@@ -154,18 +165,19 @@ mod tests {
     fn streams_come_first_and_the_rest_of_the_step_goes_to_the_prompt() {
         let now = start();
         let shares =
-            plan(now, &[prompt(0, 5000, true, now), stream(1, now), stream(2, now)], &model(), LIMITS);
+            plan(now, &[prompt(0, 5000, true, now), stream(1, now), stream(2, now)], &model(), LIMITS).shares;
         assert_eq!(shares[0], Share { slot: SlotId(1), tokens: 1 });
         assert_eq!(shares[1], Share { slot: SlotId(2), tokens: 1 });
-        assert_eq!(tokens_of(&shares, 0), 46, "(100 − 4) / 2 − 2 streams");
+        assert_eq!(tokens_of(&shares, 0), 44, "(100 − two passes of 4) / 2 − 2 streams");
     }
 
     #[test]
     fn a_short_prompt_overtakes_the_long_one_which_still_moves() {
         let now = start();
-        let shares = plan(now, &[prompt(0, 5000, true, now), prompt(1, 30, false, now)], &model(), LIMITS);
+        let shares =
+            plan(now, &[prompt(0, 5000, true, now), prompt(1, 30, false, now)], &model(), LIMITS).shares;
         assert_eq!(tokens_of(&shares, 1), 30);
-        assert_eq!(tokens_of(&shares, 0), 18);
+        assert_eq!(tokens_of(&shares, 0), 16);
     }
 
     #[test]
@@ -173,9 +185,9 @@ mod tests {
         let now = start();
         let views: Vec<_> =
             (1..8).map(|slot| prompt(slot, 400, false, now)).chain([prompt(0, 5000, true, now)]).collect();
-        let shares = plan(now, &views, &model(), LIMITS);
-        assert_eq!(shares.iter().map(|share| share.tokens).sum::<usize>() - tokens_of(&shares, 0), 36);
-        assert_eq!(tokens_of(&shares, 0), 12);
+        let shares = plan(now, &views, &model(), LIMITS).shares;
+        assert_eq!(shares.iter().map(|share| share.tokens).sum::<usize>() - tokens_of(&shares, 0), 35);
+        assert_eq!(tokens_of(&shares, 0), 11);
     }
 
     #[test]
@@ -184,9 +196,9 @@ mod tests {
         let old = prompt(0, 400, false, start);
         let young = |now| prompt(1, 100, false, now);
         let soon = start + Duration::from_millis(500);
-        assert!(tokens_of(&plan(soon, &[old, young(soon)], &model(), LIMITS), 1) > 0);
+        assert!(tokens_of(&plan(soon, &[old, young(soon)], &model(), LIMITS).shares, 1) > 0);
         let later = start + Duration::from_millis(3500);
-        let shares = plan(later, &[old, young(later)], &model(), LIMITS);
+        let shares = plan(later, &[old, young(later)], &model(), LIMITS).shares;
         assert_eq!(tokens_of(&shares, 0), 48, "{shares:?}");
     }
 
@@ -196,7 +208,7 @@ mod tests {
         let model = StepTime::with_prior([4.0, 200.0, 450.0]);
         let now = start();
         let long = SlotView { resident: 4000, ..prompt(0, 300, true, now) };
-        let shares = plan(now, &[long, stream(1, now), prompt(2, 31, false, now)], &model, LIMITS);
+        let shares = plan(now, &[long, stream(1, now), prompt(2, 31, false, now)], &model, LIMITS).shares;
         let load =
             StepLoad::default().plus(1, 100).plus(tokens_of(&shares, 2), 0).plus(tokens_of(&shares, 0), 4000);
         assert!(tokens_of(&shares, 0) >= 1 && tokens_of(&shares, 2) >= 25, "{shares:?}");
@@ -208,7 +220,7 @@ mod tests {
         let now = start();
         let views: Vec<_> =
             (1..80).map(|slot| stream(slot, now)).chain([prompt(0, 300, false, now)]).collect();
-        assert_eq!(tokens_of(&plan(now, &views, &model(), LIMITS), 0), 12, "a quarter of the cap");
+        assert_eq!(tokens_of(&plan(now, &views, &model(), LIMITS).shares, 0), 10, "a quarter of the cap");
     }
 
     proptest! {
@@ -223,7 +235,7 @@ mod tests {
             for (index, (remaining, long, age_ms)) in prompts.iter().enumerate() {
                 views.push(prompt((streams + index) as u16, *remaining, *long, now - Duration::from_millis(*age_ms)));
             }
-            let shares = plan(now, &views, &model(), LIMITS);
+            let shares = plan(now, &views, &model(), LIMITS).shares;
             prop_assert!(shares.iter().map(|share| share.tokens).sum::<usize>() <= LIMITS.tokens_max);
             for view in &views {
                 let got = tokens_of(&shares, view.slot.0);

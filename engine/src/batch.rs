@@ -39,6 +39,20 @@ pub(crate) fn check(
     Ok(())
 }
 
+/// The items of a batch in passes through the model: those of equal length
+/// together, in the order of their slots, single tokens last.
+///
+/// llama.cpp would cut a mixed batch too, but into the columns that all items
+/// have and the rest: a prompt chunk beside a stream then loses its first token
+/// to a pass of its own, and with it, at 64 tokens, the tiled attention.
+/// Slots side by side share a pass; each gap between them costs one more.
+pub(crate) fn passes(batch: &[BatchItem<'_>]) -> Vec<Vec<usize>> {
+    let mut order: Vec<_> = (0..batch.len()).collect();
+    order.sort_by_key(|&index| (std::cmp::Reverse(batch[index].tokens.len()), batch[index].slot));
+    let same_length = |a: &usize, b: &usize| batch[*a].tokens.len() == batch[*b].tokens.len();
+    order.chunk_by(same_length).map(<[usize]>::to_vec).collect()
+}
+
 /// Errors: `ContextFull` if a slot cannot hold `wanted` tokens.
 pub(crate) fn fits(slot: SlotId, wanted: usize, config: &SessionConfig) -> Result<(), EngineError> {
     let limit = config.context_tokens;
@@ -61,4 +75,19 @@ pub(crate) fn exportable(
         return Ok(());
     }
     Err(EngineError::Range { slot: slot.0, resident, start: tokens.start, end: tokens.end })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kv_block::Token;
+
+    #[test]
+    fn equal_lengths_share_a_pass_in_slot_order_and_streams_come_last() {
+        let tokens = [Token(1); 8];
+        let item = |slot, count| BatchItem { slot: SlotId(slot), tokens: &tokens[..count], logits: true };
+        let batch = [item(5, 1), item(2, 8), item(1, 1), item(3, 3), item(0, 8)];
+        assert_eq!(passes(&batch), [vec![4, 1], vec![3], vec![2, 0]]);
+        assert_eq!(passes(&batch[..1]), [vec![0]]);
+    }
 }

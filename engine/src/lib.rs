@@ -104,9 +104,10 @@ pub trait Session: Send {
     fn config(&self) -> &SessionConfig;
     /// Tokens now resident in `slot`.
     fn resident(&self, slot: SlotId) -> usize;
-    /// Appends tokens to slots, computes all in one batch. On error the slots
-    /// named keep what they had before, as far as the engine can say; the
-    /// caller clears them.
+    /// Appends tokens to slots and computes them: items of equal length in
+    /// neighbouring slots go through the model together, others one after the
+    /// other. On error the slots named keep what they had before, as far as the
+    /// engine can say; the caller clears them.
     fn step(&mut self, batch: &[BatchItem<'_>]) -> Result<(), EngineError>;
     /// Logits of batch item `item` of the last step, `[vocabulary]`.
     /// Panics if that item did not ask for them.

@@ -37,8 +37,16 @@ pub(super) struct LlamaSession {
     blocks: Result<Blocks, String>,
     /// Tokens in each slot.
     residents: Vec<usize>,
-    /// Where the last step's logits lie, by batch item.
-    logits: Vec<Option<LogitsPlace>>,
+    /// The last step's logits, by batch item.
+    logits: Vec<Option<Logits>>,
+}
+
+/// Logits of one batch item.
+enum Logits {
+    /// Still where the last pass of the step left them.
+    InPlace(LogitsPlace),
+    /// Saved from an earlier pass.
+    Saved(Vec<f32>),
 }
 
 struct Blocks {
@@ -105,6 +113,36 @@ impl LlamaSession {
     fn append_probe(&mut self, count: usize) -> Result<(), EngineError> {
         let tokens = vec![kv_block::Token(0); count];
         self.step(&[BatchItem { slot: SlotId(0), tokens: &tokens, logits: false }])
+    }
+
+    /// Computes the items of one pass. Returns llama.cpp's code, 0 if all went well.
+    fn compute_pass(&mut self, batch: &[BatchItem<'_>], pass: &[usize], last: bool) -> i32 {
+        let raw = self.context.batch();
+        let mut ends = Vec::with_capacity(pass.len());
+        for item in pass.iter().map(|&index| &batch[index]) {
+            let resident = self.residents[usize::from(item.slot.0)];
+            let end = item.tokens.len() - 1;
+            for (index, token) in item.tokens.iter().enumerate() {
+                raw.push(token.0, resident + index, i32::from(item.slot.0), item.logits && index == end);
+            }
+            ends.push(raw.len() - 1);
+        }
+        let code = self.context.decode();
+        if code != 0 {
+            return code;
+        }
+        for (&index, end) in pass.iter().zip(ends).filter(|(index, _)| batch[**index].logits) {
+            self.logits[index] = self.context.logits_place(end).map(Logits::InPlace);
+        }
+        if !last {
+            // The next pass overwrites the buffer.
+            for &index in pass {
+                if let Some(Logits::InPlace(place)) = &self.logits[index] {
+                    self.logits[index] = Some(Logits::Saved(self.context.logits(place).to_vec()));
+                }
+            }
+        }
+        0
     }
 
     fn blocks(&self) -> Result<&Blocks, EngineError> {
@@ -195,34 +233,29 @@ impl Session for LlamaSession {
     fn step(&mut self, batch: &[BatchItem<'_>]) -> Result<(), EngineError> {
         batch::check(batch, &self.config, self.vocabulary_size, |slot| self.resident(slot))?;
         self.logits.clear();
-        let raw = self.context.batch();
-        let mut last = Vec::with_capacity(batch.len());
+        self.logits.resize_with(batch.len(), || None);
+        let passes = batch::passes(batch);
+        for (index, pass) in passes.iter().enumerate() {
+            let code = self.compute_pass(batch, pass, index + 1 == passes.len());
+            if code != 0 {
+                // Some of the batch may be in the cache already.
+                for item in batch {
+                    self.context.remove(i32::from(item.slot.0), self.residents[usize::from(item.slot.0)]);
+                }
+                return Err(EngineError::Decode(code));
+            }
+        }
         for item in batch {
-            let resident = self.residents[usize::from(item.slot.0)];
-            let end = item.tokens.len() - 1;
-            for (index, token) in item.tokens.iter().enumerate() {
-                raw.push(token.0, resident + index, i32::from(item.slot.0), item.logits && index == end);
-            }
-            last.push(raw.len() - 1);
-        }
-        let code = self.context.decode();
-        if code != 0 {
-            // Some of the batch may be in the cache already.
-            for item in batch {
-                self.context.remove(i32::from(item.slot.0), self.residents[usize::from(item.slot.0)]);
-            }
-            return Err(EngineError::Decode(code));
-        }
-        for (item, index) in batch.iter().zip(last) {
             self.residents[usize::from(item.slot.0)] += item.tokens.len();
-            let place = if item.logits { self.context.logits_place(index) } else { None };
-            self.logits.push(place);
         }
         Ok(())
     }
 
     fn logits(&self, item: usize) -> &[f32] {
-        self.context.logits(self.logits[item].as_ref().expect("this item asked for logits"))
+        match self.logits[item].as_ref().expect("this item asked for logits") {
+            Logits::InPlace(place) => self.context.logits(place),
+            Logits::Saved(row) => row,
+        }
     }
 
     fn export(&mut self, slot: SlotId, tokens: Range<usize>) -> Result<ExportedRows, EngineError> {
