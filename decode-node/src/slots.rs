@@ -42,19 +42,20 @@ impl SlotTable {
     }
 
     /// Takes the free slot that holds the longest prefix of `prompt`; without
-    /// one of at least a block, the least recently used.
+    /// one of at least a block, the one least worth keeping.
     ///
     /// The last prompt token always counts as not cached: its logits are needed.
     pub fn claim(&mut self, prompt: &[Token], isolation: IsolationKey) -> Option<Claim> {
-        let reusable = prompt.len().saturating_sub(1);
-        let claim = self
+        let prompt = &prompt[..prompt.len().saturating_sub(1)];
+        let longest = self
             .free()
-            .map(|(slot, held)| (slot, held, common(held, &prompt[..reusable], isolation)))
-            .max_by_key(|(_, held, cached)| {
-                let worth = if *cached >= self.block_tokens { *cached } else { 0 };
-                (worth, u64::MAX - held.last_used)
-            })
-            .map(|(slot, _, cached)| Claim { slot, cached })?;
+            .map(|(slot, held)| Claim { slot, cached: common(held, prompt, isolation) })
+            .filter(|claim| claim.cached >= self.block_tokens)
+            .max_by_key(|claim| (claim.cached, std::cmp::Reverse(claim.slot)));
+        let claim = longest.or_else(|| {
+            let slot = self.least_worth_keeping()?;
+            Some(Claim { slot, cached: common(&self.slots[usize::from(slot.0)], prompt, isolation) })
+        })?;
         self.occupy(claim.slot);
         Some(claim)
     }
@@ -62,10 +63,7 @@ impl SlotTable {
     /// Takes the free slot whose content is worth least to others: for a
     /// sequence that brings its own KV.
     pub fn claim_empty(&mut self) -> Option<SlotId> {
-        let slot = self
-            .free()
-            .min_by_key(|(_, held)| (!held.warm.is_empty(), held.last_used))
-            .map(|(slot, _)| slot)?;
+        let slot = self.least_worth_keeping()?;
         self.occupy(slot);
         Some(slot)
     }
@@ -102,6 +100,24 @@ impl SlotTable {
         let seed = ChainSeed::new(self.fingerprint, self.layout, isolation);
         let table = BlockTable::new(seed, warm, self.block_tokens);
         table.hashes()[..table.full_blocks()].to_vec()
+    }
+
+    /// An empty slot, or else one of the older half of the warm ones. Among
+    /// these, one beside running sequences: the engine computes neighbours in one
+    /// pass, and every gap between them costs another.
+    fn least_worth_keeping(&self) -> Option<SlotId> {
+        let mut free: Vec<_> = self.free().collect();
+        free.sort_by_key(|(_, held)| (!held.warm.is_empty(), held.last_used));
+        let empty = free.iter().filter(|(_, held)| held.warm.is_empty()).count();
+        let open = if empty > 0 { empty } else { free.len().div_ceil(2) };
+        let alone = |slot: SlotId| 2 - self.running_neighbours(slot);
+        free[..open].iter().map(|(slot, _)| *slot).min_by_key(|slot| alone(*slot))
+    }
+
+    fn running_neighbours(&self, slot: SlotId) -> usize {
+        let place = usize::from(slot.0);
+        let sides = [place.checked_sub(1), place.checked_add(1)];
+        sides.iter().flatten().filter_map(|&side| self.slots.get(side)).filter(|held| held.running).count()
     }
 
     fn free(&self) -> impl Iterator<Item = (SlotId, &Slot)> {
@@ -189,5 +205,22 @@ mod tests {
         let third = table.claim_empty().unwrap();
         assert!(!claims.contains(&third), "the empty one goes first");
         assert_eq!(table.claim_empty(), Some(claims[0]), "then the oldest");
+    }
+
+    #[test]
+    fn sequences_sit_side_by_side_where_it_costs_no_warm_prefix() {
+        let mut table = table(6);
+        let claims: Vec<_> = (0..4).map(|_| table.claim_empty().unwrap()).collect();
+        assert_eq!(claims, [0, 1, 2, 3].map(SlotId));
+        for (index, slot) in [0, 1, 3].into_iter().enumerate() {
+            let from = 100 * index as u32;
+            table.release(SlotId(slot), tokens(from..from + 9), SHARED);
+        }
+        // Running: 2. Empty: 4, 5. Warm, oldest first: 0, 1, 3.
+        assert_eq!(table.claim_empty(), Some(SlotId(4)), "empty, with no running neighbour anywhere");
+        assert_eq!(table.claim_empty(), Some(SlotId(5)));
+        assert_eq!(table.claim_empty(), Some(SlotId(1)), "of the older two the one beside slot 2");
+        assert_eq!(table.claim_empty(), Some(SlotId(0)), "the older one of two");
+        assert_eq!(table.claim_empty(), Some(SlotId(3)));
     }
 }
