@@ -30,9 +30,17 @@ pub(crate) struct Repetition {
     pub(crate) short: Timeline,
     /// The stream that was running before they came.
     pub(crate) peer: Option<Timeline>,
-    /// The same kind of stream with nothing beside it, and the stretch of it that counts: as long,
-    /// and as long after its start, as the disturbed one.
-    pub(crate) peer_alone: Option<(Timeline, Window)>,
+    /// The same once more without the long prompts: such a stream, a short request beside it, and the
+    /// stretch that counts: as long, and as long after the stream's start, as the disturbed one.
+    pub(crate) undisturbed: Option<Undisturbed>,
+}
+
+/// What the long prompts are compared with.
+#[derive(Debug)]
+pub(crate) struct Undisturbed {
+    pub(crate) peer: Timeline,
+    pub(crate) short: Timeline,
+    pub(crate) window: Window,
 }
 
 /// The numbers of one repetition, in seconds.
@@ -52,11 +60,9 @@ pub(crate) struct Estimate {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct PeerEstimate {
     pub(crate) worst_gap_s: f64,
-    /// Without the pauses while the short request was being started, which it would cause alone too.
-    pub(crate) worst_gap_outside_short_s: Option<f64>,
     pub(crate) median_gap_s: f64,
-    /// `None` when the undisturbed stream did not last.
-    pub(crate) alone_worst_gap_s: Option<f64>,
+    /// Worst gap without the long prompts. `None` when that stream or its short request did not last.
+    pub(crate) control_worst_gap_s: Option<f64>,
     /// The stream was over before the last long prompt had its first token.
     pub(crate) ended_early: bool,
 }
@@ -172,17 +178,15 @@ pub(crate) fn ttft_s(what: &'static str, timeline: &Timeline) -> Result<f64, Inv
 }
 
 fn peer_estimate(peer: &Timeline, window: Window, repetition: &Repetition) -> Option<PeerEstimate> {
-    let first = repetition.short.contents.first().copied().unwrap_or(repetition.short.ended);
-    let short = Window { from: repetition.short.sent, to: first };
     let gaps: Vec<f64> = peer.gaps(window).map(|(start, end)| (end - start).as_secs_f64()).collect();
-    let alone = repetition.peer_alone.as_ref().filter(|(alone, window)| alone.ended >= window.to);
+    let control = repetition.undisturbed.as_ref().filter(|control| {
+        control.peer.ended >= control.window.to && control.short.outcome == Outcome::Completed
+    });
+    let control_worst_gap = control.and_then(|control| control.peer.worst_gap(control.window));
     Some(PeerEstimate {
         worst_gap_s: peer.worst_gap(window)?.as_secs_f64(),
-        worst_gap_outside_short_s: peer.worst_gap_outside(window, short).map(|gap| gap.as_secs_f64()),
         median_gap_s: median(&gaps)?,
-        alone_worst_gap_s: alone
-            .and_then(|(alone, window)| alone.worst_gap(*window))
-            .map(|gap| gap.as_secs_f64()),
+        control_worst_gap_s: control_worst_gap.map(|gap| gap.as_secs_f64()),
         ended_early: peer.ended < window.to,
     })
 }
@@ -208,7 +212,7 @@ mod tests {
             longs: vec![completed(1_000, &[9_000]), completed(1_000, &[11_000])],
             short: completed(3_000, &[9_060, 9_070]),
             peer: None,
-            peer_alone: None,
+            undisturbed: None,
         }
     }
 
@@ -263,16 +267,15 @@ mod tests {
     #[test]
     fn the_peer_is_judged_between_the_longs_send_and_the_last_first_token() {
         let peer = completed(0, &[100, 900, 1_010, 1_050, 1_060, 2_990, 3_100, 11_010, 20_000]);
-        let alone = completed(0, &[0, 1_000, 1_030, 1_050, 11_100]);
-        let repetition = Repetition {
-            peer: Some(peer),
-            peer_alone: Some((alone, Window { from: ms(1_001), to: ms(1_050) })),
-            ..blocked()
+        let undisturbed = Undisturbed {
+            peer: completed(0, &[0, 1_000, 1_030, 1_050, 11_100]),
+            short: completed(1_040, &[1_045]),
+            window: Window { from: ms(1_001), to: ms(1_050) },
         };
+        let repetition = Repetition { peer: Some(peer), undisturbed: Some(undisturbed), ..blocked() };
         let peer = estimate(&repetition).unwrap().peer.unwrap();
         assert_eq!(peer.worst_gap_s, 7.91);
-        assert!((peer.worst_gap_outside_short_s.unwrap() - 1.93).abs() < 1e-9);
-        assert_eq!(peer.alone_worst_gap_s, Some(0.03));
+        assert_eq!(peer.control_worst_gap_s, Some(0.03));
         assert!(!peer.ended_early);
     }
 
@@ -282,7 +285,7 @@ mod tests {
         let peer = estimate(&repetition).unwrap().peer.unwrap();
         assert!(peer.ended_early);
         assert_eq!(peer.worst_gap_s, 0.04);
-        assert_eq!(peer.alone_worst_gap_s, None);
+        assert_eq!(peer.control_worst_gap_s, None);
     }
 
     #[test]

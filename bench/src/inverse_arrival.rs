@@ -3,9 +3,9 @@
 //! Per repetition and arm:
 //!
 //! ```text
-//!  short short short │ peer stream ───────────────────────────────┤ │ peer stream alone ────┤
-//!   (idle, median)   │    offset │ long(s) ──────────────┤        │ │
-//!                    │           │  offset │ short ───┤           │ │  the same stretch, nothing beside it
+//!  short short short │ peer stream ────────────────────────┤ │ peer stream ───────────────────────┤
+//!   (idle, median)   │    offset │ long(s) ─────────────┤  │ │    offset │ as long, without longs │
+//!                    │           │  offset │ short ───┤    │ │           │  offset │ short ───┤   │
 //! ```
 //!
 //! Everything is one future that is polled, not a crowd of tasks: when Ctrl-C drops it, every open
@@ -24,7 +24,7 @@ use tokio::time::sleep;
 
 use crate::calibrate::{ASSUMED, Calibration};
 use crate::client::{ChatRequest, Client, Control};
-use crate::estimate::{Repetition, check_arm, check_cold, disturbed_window, estimate, ttft_s};
+use crate::estimate::{Repetition, Undisturbed, check_arm, check_cold, disturbed_window, estimate, ttft_s};
 use crate::record::{About, Place, Recorder};
 use crate::schedule::{Arm, alternate};
 use crate::timeline::{Outcome, Timeline, Window};
@@ -250,18 +250,19 @@ impl Run {
             self.recorder.request("long", at(index), long);
         }
         self.recorder.request("short_behind", at(0), &short);
-        let mut peer_alone = None;
+        let mut undisturbed = None;
         if let Some(peer) = &peer {
             self.recorder.request("peer", at(0), peer);
             sleep(SETTLE).await;
             if let Some(window) = disturbed_window(&longs) {
-                let (alone, window) = self.peer_alone(arm, window.to - window.from).await;
-                self.recorder.request("peer_alone", at(0), &alone);
-                peer_alone = Some((alone, window));
+                let control = self.undisturbed(arm, window.to - window.from).await;
+                self.recorder.request("peer_control", at(0), &control.peer);
+                self.recorder.request("short_control", at(0), &control.short);
+                undisturbed = Some(control);
                 sleep(SETTLE).await;
             }
         }
-        Repetition { idle, longs, short, peer, peer_alone }
+        Repetition { idle, longs, short, peer, undisturbed }
     }
 
     /// The peer stream if asked for, then the long prompts, then the short request.
@@ -298,20 +299,26 @@ impl Run {
         (peer, longs, short)
     }
 
-    /// A peer stream with nothing beside it; returns the stretch that compares with the disturbed one.
-    async fn peer_alone(&mut self, arm: Arm, stretch: Duration) -> (Timeline, Window) {
-        let seed = self.next_seed();
-        let (control, handle) = follow();
-        let request = self.peer(arm, seed);
+    /// A peer stream and a short request as in `disturbed`, without the long prompts.
+    async fn undisturbed(&mut self, arm: Arm, stretch: Duration) -> Undisturbed {
+        let (peer_seed, short_seed) = (self.next_seed(), self.next_seed());
+        let offset = Duration::from_secs_f64(self.args.offset);
+        let (follower, handle) = follow();
+        let request = self.peer(arm, peer_seed);
         let script = async {
             handle.has_started().await;
-            sleep(Duration::from_secs_f64(self.args.offset)).await;
+            sleep(offset).await;
             let from = self.client.now();
-            sleep(stretch).await;
+            let short = async {
+                sleep(offset).await;
+                self.client.chat(&self.short(arm, short_seed), None).await
+            };
+            let (short, ()) = tokio::join!(short, sleep(stretch));
             handle.stop();
-            Window { from, to: from + stretch }
+            (short, Window { from, to: from + stretch })
         };
-        tokio::join!(self.client.chat(&request, Some(control)), script)
+        let (peer, (short, window)) = tokio::join!(self.client.chat(&request, Some(follower)), script);
+        Undisturbed { peer, short, window }
     }
 
     fn next_seed(&mut self) -> u64 {

@@ -137,8 +137,9 @@ pub(crate) struct ArmSummary {
     pub(crate) long_ttft_first_s: Option<Spread>,
     pub(crate) long_ttft_last_s: Option<Spread>,
     pub(crate) peer_worst_gap_s: Option<Spread>,
-    pub(crate) peer_worst_gap_outside_short_s: Option<Spread>,
-    pub(crate) peer_worst_gap_alone_s: Option<Spread>,
+    pub(crate) peer_worst_gap_control_s: Option<Spread>,
+    /// Worst gap beside the long prompts ÷ worst gap without them, by repetition.
+    pub(crate) peer_worst_gap_ratio: Option<Spread>,
     pub(crate) peer_median_gap_s: Option<Spread>,
     pub(crate) peers_ended_early: usize,
     /// Long prompts by the first word of `x-segue-route`.
@@ -260,8 +261,11 @@ impl ArmRecord {
             long_ttft_first_s: all(&|e| e.long_ttfts_s.first().copied()),
             long_ttft_last_s: all(&|e| e.long_ttfts_s.last().copied()),
             peer_worst_gap_s: all(&|e| Some(e.peer.as_ref()?.worst_gap_s)),
-            peer_worst_gap_outside_short_s: all(&|e| e.peer.as_ref()?.worst_gap_outside_short_s),
-            peer_worst_gap_alone_s: all(&|e| e.peer.as_ref()?.alone_worst_gap_s),
+            peer_worst_gap_control_s: all(&|e| e.peer.as_ref()?.control_worst_gap_s),
+            peer_worst_gap_ratio: all(&|e| {
+                let peer = e.peer.as_ref()?;
+                Some(peer.worst_gap_s / peer.control_worst_gap_s?)
+            }),
             peer_median_gap_s: all(&|e| Some(e.peer.as_ref()?.median_gap_s)),
             peers_ended_early: peers().filter(|peer| peer.ended_early).count(),
             long_routes: self.long_routes.clone(),

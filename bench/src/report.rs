@@ -29,7 +29,7 @@ pub(crate) fn long_alone(arm: Arm, timeline: &Timeline, ttft: &Result<f64, Inval
 pub(crate) fn table_head() -> String {
     format!(
         "\n{:>3}  {:<6}  {:>12}  {:>12}  {:>9}  {:>7}  {:>12}  {:>12}  {:>12}",
-        "rep", "arm", "idle TTFT", "behind long", "slowdown", "h", "long TTFT", "worst gap", "gap alone"
+        "rep", "arm", "idle TTFT", "behind long", "slowdown", "h", "long TTFT", "worst gap", "without long"
     )
 }
 
@@ -54,7 +54,7 @@ pub(crate) fn table_row(
         estimate.h,
         format!("{:.3} s", estimate.long_ttfts_s.last().copied().unwrap_or(f64::NAN)),
         millis(peer.map(|peer| peer.worst_gap_s)),
-        millis(peer.and_then(|peer| peer.alone_worst_gap_s)),
+        millis(peer.and_then(|peer| peer.control_worst_gap_s)),
     );
     let remarks = remarks(measured, estimate);
     if remarks.is_empty() { row } else { format!("{row}  ({})", remarks.join("; ")) }
@@ -136,8 +136,9 @@ const DEFINITIONS: &str = "\
 - *h* (blocking fraction): (TTFT behind − TTFT idle) ÷ (TTFT of the last long prompt − offset). 0: not held
   up; 1: held up until the last long prompt had its first token.
 - *worst gap*: largest pause in a stream that was already running, between the send of the long prompts and
-  the last one's first token. *alone*: the same kind of stream, equally long, with nothing beside it.
-  *away from the short*: without the pauses while the short request was being started.
+  the last one's first token. *without long*: the same again without the long prompts, that is such a stream
+  over an equal stretch with a short request at the same offset. A pause ends with the next token, even if
+  that token has no text of its own.
 - Every prompt starts with random words. A repetition with more than 1 % of a long prompt from a cache, a
   refused or broken request, or a long prompt that finished before the offset is invalid and has no numbers.
 
@@ -166,8 +167,8 @@ const NUMBERS: &[(&str, Unit, Pick)] = &[
     ("long TTFT, first of them", Unit::Seconds, |arm| arm.long_ttft_first_s),
     ("long TTFT, last of them", Unit::Seconds, |arm| arm.long_ttft_last_s),
     ("running stream, worst gap", Unit::Millis, |arm| arm.peer_worst_gap_s),
-    ("  away from the short", Unit::Millis, |arm| arm.peer_worst_gap_outside_short_s),
-    ("  alone", Unit::Millis, |arm| arm.peer_worst_gap_alone_s),
+    ("  without long", Unit::Millis, |arm| arm.peer_worst_gap_control_s),
+    ("  with ÷ without", Unit::Times, |arm| arm.peer_worst_gap_ratio),
 ];
 
 fn spread(spread: Option<Spread>, unit: Unit) -> String {

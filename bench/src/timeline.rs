@@ -82,12 +82,6 @@ impl Timeline {
         self.gaps(window).map(|(start, end)| end - start).max()
     }
 
-    /// Like `worst_gap`, without the pauses that touch `except`.
-    pub(crate) fn worst_gap_outside(&self, window: Window, except: Window) -> Option<Duration> {
-        let outside = self.gaps(window).filter(|&(start, end)| end <= except.from || start >= except.to);
-        outside.map(|(start, end)| end - start).max()
-    }
-
     /// All pauses that touch the window, as (start, end).
     pub(crate) fn gaps(&self, window: Window) -> impl Iterator<Item = (Duration, Duration)> + '_ {
         let last = self.contents.last().copied();
@@ -144,13 +138,6 @@ mod tests {
     #[test]
     fn a_stream_that_ended_inside_the_window_is_not_paused() {
         assert_eq!(stream(&[10, 20], 21).worst_gap(window(0, 800)), Some(ms(10)));
-    }
-
-    #[test]
-    fn gaps_beside_the_short_request_can_be_told_apart() {
-        let timeline = stream(&[0, 10, 90, 100, 130], 130);
-        assert_eq!(timeline.worst_gap_outside(window(0, 130), window(20, 80)), Some(ms(30)));
-        assert_eq!(timeline.worst_gap(window(0, 130)), Some(ms(80)));
     }
 
     #[test]
