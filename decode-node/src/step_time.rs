@@ -20,6 +20,10 @@ const PRIOR_WEIGHT: f64 = 0.02;
 /// it counts as if it had taken only so much.
 const OUTLIER: f64 = 4.0;
 
+/// No part of a step takes negative time; a tiny floor keeps the model growing
+/// in tokens.
+const LOWEST: [f64; 3] = [0.0, 1e-3, 0.0];
+
 /// What a batch costs to compute, in countable things.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepLoad {
@@ -122,45 +126,20 @@ impl StepTime {
         fits
     }
 
+    /// Least squares under the bounds: one coefficient after the other is set to
+    /// its best value given the others, from where the last fit ended. A plain
+    /// solution cut off at the bounds would be far off in the other coefficients.
     fn refit(&mut self) {
-        let mut matrix = self.normal;
-        let mut right = self.right;
-        for (index, prior) in self.prior.iter().enumerate() {
-            matrix[index][index] += PRIOR_WEIGHT;
-            right[index] += PRIOR_WEIGHT * prior;
-        }
-        if let Some(solution) = solve(matrix, right) {
-            // No part of a step takes negative time; a tiny floor keeps the
-            // model growing in tokens.
-            self.coefficients = [solution[0].max(0.0), solution[1].max(1e-3), solution[2].max(0.0)];
-        }
-    }
-}
-
-/// Solves the symmetric 3×3 system by elimination with pivoting.
-fn solve(mut a: [[f64; 3]; 3], mut b: [f64; 3]) -> Option<[f64; 3]> {
-    for column in 0..3 {
-        let pivot = (column..3).max_by(|&i, &j| a[i][column].abs().total_cmp(&a[j][column].abs()))?;
-        if a[pivot][column].abs() < 1e-12 {
-            return None;
-        }
-        a.swap(column, pivot);
-        b.swap(column, pivot);
-        for row in column + 1..3 {
-            let factor = a[row][column] / a[column][column];
-            let pivot_row = a[column];
-            for (entry, above) in a[row].iter_mut().zip(pivot_row).skip(column) {
-                *entry -= factor * above;
+        const SWEEPS: usize = 100;
+        for _ in 0..SWEEPS {
+            for (i, &lowest) in LOWEST.iter().enumerate() {
+                let others: f64 =
+                    (0..3).filter(|&j| j != i).map(|j| self.normal[i][j] * self.coefficients[j]).sum();
+                let right = self.right[i] + PRIOR_WEIGHT * self.prior[i] - others;
+                self.coefficients[i] = (right / (self.normal[i][i] + PRIOR_WEIGHT)).max(lowest);
             }
-            b[row] -= factor * b[column];
         }
     }
-    let mut x = [0.0; 3];
-    for row in (0..3).rev() {
-        let known: f64 = (row + 1..3).map(|k| a[row][k] * x[k]).sum();
-        x[row] = (b[row] - known) / a[row][row];
-    }
-    x.iter().all(|value| value.is_finite()).then_some(x)
 }
 
 #[cfg(test)]
@@ -192,6 +171,22 @@ mod tests {
             let (predicted, true_ms) = (model.predict_ms(load), truth_ms(load));
             assert!((predicted - true_ms).abs() < 0.1 * true_ms, "{load:?}: {predicted} of {true_ms}");
         }
+    }
+
+    #[test]
+    fn two_steps_of_a_machine_ten_times_as_fast_are_enough() {
+        let mut model = StepTime::default();
+        for (tokens, resident) in [(34, 0), (40, 34)] {
+            let load = load(tokens, resident);
+            model.observe(load, Duration::from_secs_f64(truth_ms(load) / 1e4));
+        }
+        let next = load(40, 74).plus(10, 74);
+        assert!(
+            model.predict_ms(next) < 40.0,
+            "{} ms, {} in truth",
+            model.predict_ms(next),
+            truth_ms(next) / 10.0
+        );
     }
 
     #[test]
