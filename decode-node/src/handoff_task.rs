@@ -84,6 +84,9 @@ struct Handoff {
     staged: Counted,
     stats: Arc<Stats>,
     reused_tokens: usize,
+    began: Instant,
+    /// When the prefill node had computed the last token.
+    computed: Option<Instant>,
     refusal: String,
     /// The peer's side of the message stream has ended, and was reported once.
     /// An ended stream is ready for ever: polled again, it would starve the rest.
@@ -120,6 +123,8 @@ pub(crate) async fn run(
         staged: job.stats.staged(),
         stats: job.stats,
         reused_tokens: 0,
+        began: Instant::now(),
+        computed: None,
         refusal: String::new(),
         inbox_over: false,
     };
@@ -199,6 +204,9 @@ impl Handoff {
             }
             HandoffMessage::Progress { computed_tokens, reused_tokens } => {
                 self.reused_tokens = reused_tokens as usize;
+                if computed_tokens as usize >= self.table.token_count() {
+                    self.computed.get_or_insert_with(Instant::now);
+                }
                 // Reused tokens take no time: they must not look like progress.
                 ReceiverEvent::Progress {
                     computed_tokens: computed_tokens.saturating_sub(reused_tokens) as usize,
@@ -349,6 +357,10 @@ impl Handoff {
         match outcome {
             ReceiverOutcome::Installed => {
                 self.stats.handoffs_completed.fetch_add(1, Relaxed);
+                let micros = |since: Instant| since.elapsed().as_micros() as u64;
+                self.stats.handoff_micros.fetch_add(micros(self.began), Relaxed);
+                let tail = self.computed.map_or(0, micros);
+                self.stats.handoff_tail_micros.fetch_add(tail, Relaxed);
                 return HandoffEnd::Installed { reused_tokens: self.reused_tokens };
             }
             ReceiverOutcome::Cancelled => return HandoffEnd::Cancelled,

@@ -197,6 +197,8 @@ async fn a_remote_prompt_is_computed_there_and_answered_here() {
         d.reports(|status| status.requests_in_flight == 0 && status.generated_tokens_total == 20).await;
     assert_eq!((here.prefill_tokens_total, here.installed_tokens_total), (1, 999));
     assert_eq!((here.staged_bytes, here.slots_used, here.handoffs_completed_total), (0, 0, 1));
+    let (whole, tail) = (here.handoff_micros_total, here.handoff_tail_micros_total);
+    assert!(0 < tail && tail < whole, "{tail} µs of {whole} µs after the last token");
     let there = p.reports(|status| status.handoffs_active == 0 && status.prefill_tokens_total > 0).await;
     assert_eq!((there.prefill_tokens_total, there.staged_bytes, there.handoffs_completed_total), (999, 0, 1));
 }

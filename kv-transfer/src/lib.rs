@@ -40,7 +40,7 @@ pub use transport::{MTU_BYTES_MAX, MTU_BYTES_MIN, Tuning};
 
 /// Version of every message and frame; stated in `Hello` and `PrefillRequest`.
 /// Nodes of different versions refuse each other and name both.
-pub const PROTOCOL_VERSION: u32 = 1;
+pub const PROTOCOL_VERSION: u32 = 2;
 
 /// Why a transfer cannot go on.
 #[derive(Debug, thiserror::Error)]

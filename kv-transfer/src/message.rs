@@ -66,6 +66,12 @@ pub struct Status {
     pub handoffs_completed_total: u64,
     /// Handoffs ended otherwise since the start.
     pub handoffs_failed_total: u64,
+    /// Time that the installed ones took on the decode node, from the request to
+    /// the install.
+    pub handoff_micros_total: u64,
+    /// Of that, the time after the last token was computed: what the transfer
+    /// and the install add to the prefill.
+    pub handoff_tail_micros_total: u64,
     /// Frames that came for a handoff already ended.
     pub late_frames_total: u64,
     /// Engine steps since the start; a node whose work waits while this stands

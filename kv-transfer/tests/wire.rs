@@ -69,9 +69,11 @@ fn status() -> Status {
         transfer_bytes_total: 12,
         handoffs_completed_total: 13,
         handoffs_failed_total: 14,
-        late_frames_total: 15,
-        steps_total: 16,
-        step_micros_max: 17,
+        handoff_micros_total: 15,
+        handoff_tail_micros_total: 16,
+        late_frames_total: 17,
+        steps_total: 18,
+        step_micros_max: 19,
     }
 }
 

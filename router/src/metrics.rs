@@ -137,28 +137,38 @@ pub(crate) fn lock<L>(registry: &std::sync::Mutex<L>) -> std::sync::MutexGuard<'
 
 type Figure = (&'static str, &'static str, fn(&kv_transfer::Status) -> f64);
 
-/// Name after `segue_<role>_`, Prometheus type, value.
+/// Of every node: name after `segue_<role>_`, Prometheus type, value.
 const FIGURES: &[Figure] = &[
-    ("slots_used", "gauge", |status| f64::from(status.slots_used)),
     ("requests_in_flight", "gauge", |status| f64::from(status.requests_in_flight)),
     ("handoffs_active", "gauge", |status| f64::from(status.handoffs_active)),
     ("staged_bytes", "gauge", |status| status.staged_bytes as f64),
     ("queue_tokens", "gauge", |status| status.queue_tokens as f64),
+    ("slots_used", "gauge", |status| f64::from(status.slots_used)),
     ("kv_used_tokens", "gauge", |status| status.kv_used_tokens as f64),
     ("kv_total_tokens", "gauge", |status| status.kv_total_tokens as f64),
     ("kv_used_ratio", "gauge", |status| {
         status.kv_used_tokens as f64 / (status.kv_total_tokens as f64).max(1.0)
     }),
-    ("step_seconds_max", "gauge", |status| Duration::from_micros(status.step_micros_max).as_secs_f64()),
+    ("step_seconds_max", "gauge", |status| seconds(status.step_micros_max)),
+    ("steps_total", "counter", |status| status.steps_total as f64),
     ("prefill_tokens_total", "counter", |status| status.prefill_tokens_total as f64),
-    ("installed_tokens_total", "counter", |status| status.installed_tokens_total as f64),
-    ("generated_tokens_total", "counter", |status| status.generated_tokens_total as f64),
     ("transfer_bytes_total", "counter", |status| status.transfer_bytes_total as f64),
     ("handoffs_completed_total", "counter", |status| status.handoffs_completed_total as f64),
     ("handoffs_failed_total", "counter", |status| status.handoffs_failed_total as f64),
-    ("late_frames_total", "counter", |status| status.late_frames_total as f64),
-    ("steps_total", "counter", |status| status.steps_total as f64),
 ];
+
+/// Of decode nodes only.
+const DECODE_FIGURES: &[Figure] = &[
+    ("installed_tokens_total", "counter", |status| status.installed_tokens_total as f64),
+    ("generated_tokens_total", "counter", |status| status.generated_tokens_total as f64),
+    ("handoff_seconds_total", "counter", |status| seconds(status.handoff_micros_total)),
+    ("handoff_tail_seconds_total", "counter", |status| seconds(status.handoff_tail_micros_total)),
+    ("late_frames_total", "counter", |status| status.late_frames_total as f64),
+];
+
+fn seconds(micros: u64) -> f64 {
+    Duration::from_micros(micros).as_secs_f64()
+}
 
 /// The last status of every node, in Prometheus' text format. Node names need no
 /// escapes: certificates allow only letters, digits, `-`, `_` and `.`.
@@ -174,7 +184,8 @@ fn node_figures<L: Clone>(now: Instant, registry: &Registry<L>) -> String {
             let healthy = u8::from(node.healthy(now));
             let _ = writeln!(page, "segue_{role}_healthy_ratio{{node=\"{}\"}} {healthy}", node.hello.name);
         }
-        for (name, kind, value) in FIGURES {
+        let more = if role == Role::Decode { DECODE_FIGURES } else { &[] };
+        for (name, kind, value) in FIGURES.iter().chain(more) {
             let _ = writeln!(page, "# TYPE segue_{role}_{name} {kind}");
             for node in &nodes {
                 let value = value(&node.status);

@@ -51,6 +51,10 @@ async fn every_prompt_token_but_the_last_is_computed_on_one_node_and_installed_o
     assert_eq!(client.node_sum("decode", "installed_tokens_total").await - installed, tokens - 1);
     assert_eq!(client.node_sum("decode", "prefill_tokens_total").await - by_decode, 1);
     assert_eq!(answer.body["usage"]["prompt_tokens_details"]["cached_tokens"], 0);
+    let whole = client.metric("segue_decode_handoff_seconds_total").await;
+    let tail = client.metric("segue_decode_handoff_tail_seconds_total").await;
+    println!("handoffs took {whole:.3} s, {tail:.3} s of it after the last chunk");
+    assert!(0.0 < tail && tail < whole, "{tail} of {whole}");
 }
 
 #[tokio::test]

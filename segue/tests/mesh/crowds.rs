@@ -1,14 +1,15 @@
 //! Many clients at once, patient ones and others.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use crate::harness::{self, code_word, long_prompt};
+use crate::harness::{self, Client, code_word, long_prompt};
 
 #[tokio::test]
 async fn two_hundred_clients_leave_and_nothing_stays_behind() {
     let (_turn, client) = harness::shared().await;
     assert!(client.settles(Duration::from_secs(10)).await);
-    let before = client.stream("Name a river.", 8).await;
+    client.stream("Name a colour.", 8).await;
+    let before = ttft_of_shorts(&client, ["a river", "a city", "a tree"]).await;
     let mut clients = tokio::task::JoinSet::new();
     for index in 0..200_u64 {
         let client = client.clone();
@@ -24,12 +25,27 @@ async fn two_hundred_clients_leave_and_nothing_stays_behind() {
     while let Some(left) = clients.join_next().await {
         left.unwrap();
     }
+    // A second on a quiet machine, see the printed figures; other work on a test
+    // machine must not fail this.
+    let left = Instant::now();
     assert!(client.settles(Duration::from_secs(5)).await, "{:#}", client.status().await);
-    let after = client.stream("Name a mountain.", 8).await;
-    assert!(after.ttft < before.ttft * 3 + Duration::from_millis(100), "{:?}, {:?}", after.ttft, before.ttft);
+    let settled = left.elapsed();
+    let after = ttft_of_shorts(&client, ["a mountain", "a lake", "a bird"]).await;
+    println!("all freed {settled:?} after the last left; TTFT {before:?} before, {after:?} after");
+    assert!(after < before * 3 + Duration::from_millis(100), "{after:?}, {before:?}");
     let long = client.chat(&long_prompt(1999, 700), 4, "").await;
     assert!(long.route.starts_with("remote; "), "{}", long.route);
     assert_eq!(long.status, 200);
+}
+
+/// Median TTFT of short requests, one after the other.
+async fn ttft_of_shorts(client: &Client, things: [&str; 3]) -> Duration {
+    let mut ttfts = Vec::new();
+    for thing in things {
+        ttfts.push(client.stream(&format!("Name {thing}."), 8).await.ttft);
+    }
+    ttfts.sort();
+    ttfts[1]
 }
 
 #[tokio::test]

@@ -256,7 +256,13 @@ async fn operators_see_health_figures_and_metrics() {
     assert_eq!(get(mesh.http, "/health/ready").await.status, 200);
     Mesh::set_status(
         &node,
-        Status { slots_used: 2, staged_bytes: 10, handoffs_active: 1, ..Status::default() },
+        Status {
+            slots_used: 2,
+            staged_bytes: 10,
+            handoffs_active: 1,
+            handoff_tail_micros_total: 1500,
+            ..Status::default()
+        },
     );
     mesh.wait_for("d0", |node| node["slots_used"] == 2).await;
     let status = mesh.status().await;
@@ -281,6 +287,7 @@ async fn operators_see_health_figures_and_metrics() {
         "segue_router_requests_in_flight 0",
         "segue_decode_slots_used{node=\"d0\"} 2",
         "segue_decode_staged_bytes{node=\"d0\"} 10",
+        "segue_decode_handoff_tail_seconds_total{node=\"d0\"} 0.0015",
     ] {
         assert!(page.contains(line), "{line} in {page}");
     }

@@ -139,6 +139,18 @@ impl Client {
         .await
     }
 
+    /// Sum over all nodes of a metric.
+    pub(crate) async fn metric(&self, name: &str) -> f64 {
+        let page = self.http.get(format!("{}/metrics", self.url)).send().await.unwrap().text().await.unwrap();
+        let values: Vec<f64> = page
+            .lines()
+            .filter(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' '])))
+            .map(|line| line.rsplit(' ').next().unwrap().parse().unwrap())
+            .collect();
+        assert!(!values.is_empty(), "no {name} in {page}");
+        values.iter().sum()
+    }
+
     async fn send(&self, path: &str, body: &Value, arm: &str) -> reqwest::Response {
         let mut request = self.http.post(format!("{}{path}", self.url)).json(body);
         if !arm.is_empty() {
