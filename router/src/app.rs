@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 use engine::Vocabulary;
 use kv_transfer::{Connection, Shutdown};
@@ -47,6 +48,7 @@ pub(crate) struct Parts {
     pub(crate) template: Option<ChatTemplate>,
     pub(crate) allow_route_override: bool,
     pub(crate) body_bytes_max: usize,
+    pub(crate) frozen_after: Duration,
     pub(crate) policy: watch::Receiver<Policy>,
     pub(crate) shutdown: watch::Receiver<Shutdown>,
     pub(crate) metrics: RouterMetrics,
@@ -55,7 +57,7 @@ pub(crate) struct Parts {
 impl App {
     pub(crate) fn new(parts: Parts) -> Self {
         Self {
-            registry: Mutex::new(Registry::new(parts.model.fingerprint)),
+            registry: Mutex::new(Registry::new(parts.model.fingerprint, parts.frozen_after)),
             model: parts.model,
             vocabulary: parts.vocabulary,
             template: parts.template,

@@ -42,6 +42,9 @@ pub struct RouterConfig {
     pub allow_route_override: bool,
     /// Longest request body.
     pub body_bytes_max: usize,
+    /// A node whose engine has work and makes no step for so long is frozen:
+    /// nothing new goes there, and what runs there moves to another.
+    pub frozen: Duration,
     /// Time that running requests have after the first SIGTERM.
     pub drain: Duration,
 }
@@ -58,6 +61,7 @@ struct Raw {
     policy: Option<PathBuf>,
     allow_route_override: bool,
     body_bytes_max: u64,
+    frozen_seconds: u64,
     drain_seconds: u64,
 }
 
@@ -76,6 +80,8 @@ impl Default for Raw {
             // A prompt of a million tokens has about 4 MB; message lists and
             // escapes several times that.
             body_bytes_max: 64 << 20,
+            // A chunk of a large model on a slow machine takes seconds.
+            frozen_seconds: 15,
             drain_seconds: 30,
         }
     }
@@ -86,6 +92,7 @@ const BODY_BYTES_MAX: u64 = 1 << 30;
 /// Below this not even a small request fits.
 const BODY_BYTES_MIN: u64 = 1 << 10;
 const DRAIN_SECONDS_MAX: u64 = 86_400;
+const FROZEN_SECONDS_MAX: u64 = 3600;
 
 impl RouterConfig {
     /// Reads and checks `path`; reports all mistakes at once.
@@ -111,6 +118,7 @@ fn check(raw: Raw, mut problems: Problems) -> Result<RouterConfig, SettingsError
     let alias_fits = raw.model_alias.as_ref().is_none_or(|alias| !alias.trim().is_empty());
     problems.require(alias_fits, "model_alias", "is empty");
     problems.range("body_bytes_max", raw.body_bytes_max, BODY_BYTES_MIN, BODY_BYTES_MAX);
+    problems.range("frozen_seconds", raw.frozen_seconds, 1, FROZEN_SECONDS_MAX);
     problems.range("drain_seconds", raw.drain_seconds, 0, DRAIN_SECONDS_MAX);
     problems.finish()?;
     Ok(RouterConfig {
@@ -123,6 +131,7 @@ fn check(raw: Raw, mut problems: Problems) -> Result<RouterConfig, SettingsError
         policy: raw.policy,
         allow_route_override: raw.allow_route_override,
         body_bytes_max: raw.body_bytes_max as usize,
+        frozen: Duration::from_secs(raw.frozen_seconds),
         drain: Duration::from_secs(raw.drain_seconds),
     })
 }
@@ -150,13 +159,14 @@ mod tests {
         assert_eq!(config.mesh_listen.to_string(), "127.0.0.1:7000");
         assert_eq!(config.alias(), "tiny-q8_0");
         assert_eq!(config.body_bytes_max, 67_108_864);
+        assert_eq!(config.frozen, Duration::from_secs(15));
         assert_eq!(config.drain, Duration::from_secs(30));
         assert!(!config.allow_route_override);
     }
 
     #[test]
     fn all_mistakes_are_reported_at_once() {
-        let text = "name = \"\"\nlisten = \"8080\"\nbody_bytes_max = 3\nmodel_alias = \" \"\nprt = 1";
+        let text = "frozen_seconds = 0\nname = \"\"\nlisten = \"8080\"\nbody_bytes_max = 3\nmodel_alias = \" \"\nprt = 1";
         let error = parse(text).unwrap_err();
         for part in [
             "unknown key `prt`",
@@ -165,6 +175,7 @@ mod tests {
             "`model` is missing",
             "`keys_dir` is missing",
             "`model_alias` is empty",
+            "`frozen_seconds` is 0, allowed 1 to 3600",
             "`body_bytes_max` is 3, allowed 1024 to 1073741824",
         ] {
             assert!(error.contains(part), "{part:?} in {error}");

@@ -32,6 +32,7 @@ pub(crate) struct Registry<L> {
     fingerprint: Fingerprint,
     nodes: BTreeMap<String, Node<L>>,
     registrations: u64,
+    frozen_after: Duration,
 }
 
 /// Which life of a node a message belongs to: one of an old connection must
@@ -54,8 +55,9 @@ pub(crate) struct Peer<'a> {
 pub(crate) const STALE_AFTER: Duration = Duration::from_secs(3);
 
 impl<L: Clone> Registry<L> {
-    pub(crate) fn new(fingerprint: Fingerprint) -> Self {
-        Self { fingerprint, nodes: BTreeMap::new(), registrations: 0 }
+    /// An engine that has work and stands still for `frozen_after` is frozen.
+    pub(crate) fn new(fingerprint: Fingerprint, frozen_after: Duration) -> Self {
+        Self { fingerprint, nodes: BTreeMap::new(), registrations: 0, frozen_after }
     }
 
     /// Registers a node, or says why not, naming both values. A node of that
@@ -70,7 +72,7 @@ impl<L: Clone> Registry<L> {
         let role = self.check(peer, &hello)?;
         self.registrations += 1;
         let registration = Registration { name: hello.name.clone(), number: self.registrations };
-        let node = Node::new(registration.number, now, role, reachable(hello, peer), link);
+        let node = Node::new(registration.number, now, role, reachable(hello, peer), link, self.frozen_after);
         let replaced = self.nodes.insert(registration.name.clone(), node);
         Ok((registration, replaced.map(|node| node.link)))
     }

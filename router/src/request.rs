@@ -76,8 +76,16 @@ struct Attempt {
     prefill_load: Option<Reservation>,
 }
 
+/// What came of waiting for a node.
+enum Heard {
+    Word(Result<Option<RequestEvent>, TransferError>),
+    Frozen,
+}
+
 /// Why a node's turn ended.
 enum Failure {
+    /// Its engine has work and makes no steps.
+    Frozen,
     /// The node said so.
     Told(FailureKind, String),
     /// The stream or connection broke.
@@ -91,6 +99,8 @@ enum Failure {
 /// Nodes tried before the failure goes to the client: a request that kills
 /// nodes must not go through the whole mesh.
 const ATTEMPTS_MAX: usize = 3;
+/// How often a silent node's health is looked at.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// A node whose receive windows are full for so long does not run.
 const TAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -147,8 +157,27 @@ impl Running {
             if let Some(ready) = self.ready.take() {
                 return Ok(ready);
             }
-            let received = self.attempt.from_node.recv().await;
-            self.ready = self.digest(received).await?;
+            self.ready = match self.hear().await {
+                Heard::Word(received) => self.digest(received).await?,
+                Heard::Frozen => self.replace(Failure::Frozen).await?,
+            };
+        }
+    }
+
+    /// The node's next word. A node whose engine stands still may go on telling
+    /// its status for ever, so silence is no reason to wait on.
+    async fn hear(&mut self) -> Heard {
+        loop {
+            match timeout(LOOK_EVERY, self.attempt.from_node.recv()).await {
+                Ok(received) => return Heard::Word(received),
+                Err(_) => {
+                    let registry = self.app.registry();
+                    let node = registry.node(&self.attempt.decision.decode);
+                    if node.is_some_and(|node| node.frozen(clock::now())) {
+                        return Heard::Frozen;
+                    }
+                }
+            }
         }
     }
 
@@ -362,7 +391,7 @@ impl Failure {
         match self {
             Self::Told(FailureKind::Invalid | FailureKind::PrefillUnavailable, _) => false,
             Self::Told(FailureKind::Busy | FailureKind::Draining | FailureKind::Internal, _) => true,
-            Self::Broken(_) | Self::CutShort | Self::NotTaken => true,
+            Self::Broken(_) | Self::CutShort | Self::NotTaken | Self::Frozen => true,
         }
     }
 
@@ -386,6 +415,9 @@ impl Failure {
             }
             Self::CutShort => {
                 ApiError::unavailable("node_lost", format!("decode node {node} ended its answer too early"))
+            }
+            Self::Frozen => {
+                ApiError::unavailable("node_lost", format!("the engine of decode node {node} stands still"))
             }
             Self::NotTaken => {
                 ApiError::unavailable("busy", format!("decode node {node} does not take requests"))

@@ -77,6 +77,7 @@ impl Router {
             template,
             allow_route_override: config.allow_route_override,
             body_bytes_max: config.body_bytes_max,
+            frozen_after: config.frozen,
             policy: policy_seen,
             shutdown,
             metrics: RouterMetrics::new()?,

@@ -24,14 +24,18 @@ pub(crate) struct Node<L> {
     heard: Instant,
     /// When its work last moved, or it had none.
     moved: Instant,
+    frozen_after: Duration,
 }
 
-/// Longest time in which an engine that has work does nothing at all: a chunk of
-/// a large model on a slow machine takes seconds.
-const FROZEN_AFTER: Duration = Duration::from_secs(15);
-
 impl<L> Node<L> {
-    pub(super) fn new(number: u64, now: Instant, role: Role, hello: Hello, link: L) -> Self {
+    pub(super) fn new(
+        number: u64,
+        now: Instant,
+        role: Role,
+        hello: Hello,
+        link: L,
+        frozen_after: Duration,
+    ) -> Self {
         let blocks_max = (hello.context_tokens / hello.block_tokens) as usize;
         Self {
             number,
@@ -44,6 +48,7 @@ impl<L> Node<L> {
             link,
             heard: now,
             moved: now,
+            frozen_after,
         }
     }
 
@@ -60,8 +65,13 @@ impl<L> Node<L> {
 
     /// Whether its status is fresh and its engine moves.
     pub(crate) fn healthy(&self, now: Instant) -> bool {
-        now.saturating_duration_since(self.heard) <= STALE_AFTER
-            && now.saturating_duration_since(self.moved) <= FROZEN_AFTER
+        now.saturating_duration_since(self.heard) <= STALE_AFTER && !self.frozen(now)
+    }
+
+    /// Whether its engine has work and does not move. It may go on telling its
+    /// status all the while.
+    pub(crate) fn frozen(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.moved) > self.frozen_after
     }
 
     /// Whether it takes no new requests.

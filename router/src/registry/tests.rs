@@ -34,7 +34,7 @@ struct Mesh {
 impl Mesh {
     #[expect(clippy::disallowed_methods, reason = "an arbitrary start of virtual time")]
     fn new() -> Self {
-        Self { registry: Registry::new(FINGERPRINT), now: Instant::now() }
+        Self { registry: Registry::new(FINGERPRINT, Duration::from_secs(15)), now: Instant::now() }
     }
 
     fn join(&mut self, hello: Hello) -> Registration {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kv_transfer::{FailureKind, FinishReason, Generate, Shutdown};
+use kv_transfer::{FailureKind, FinishReason, Generate, Shutdown, Status};
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
@@ -78,6 +78,33 @@ async fn a_node_that_dies_in_mid_answer_is_replaced_and_the_text_goes_on() {
     assert_eq!(reply.finish_reasons(), ["stop"]);
     let usage = reply.chunks().last().unwrap()["usage"].clone();
     assert_eq!((&usage["prompt_tokens"], &usage["completion_tokens"]), (&json!(3), &json!(7)));
+}
+
+#[tokio::test]
+async fn an_engine_that_stands_still_is_left_although_its_node_goes_on_talking() {
+    let first = [vec![started(0)], say("one "), vec![Act::Hang]].concat();
+    let (mesh, nodes) = two_nodes(first, |_| answer("two")).await;
+    let reply = tokio::spawn({
+        let http = mesh.http;
+        async move { post(http, "/v1/completions", &prompt(true)).await }
+    });
+    // Fresh status all the time, and no step.
+    let busy = |sequence, node: &mesh::Node| {
+        let at_work = usize::from(!node.requests().is_empty());
+        let status = Status { sequence, slots_used: at_work as u32, steps_total: 7, ..Status::default() };
+        Mesh::set_status(node, status);
+    };
+    for sequence in 1..=50 {
+        if reply.is_finished() {
+            break;
+        }
+        nodes.iter().for_each(|node| busy(sequence, node));
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    let reply = timeout(Duration::from_secs(1), reply).await.expect("it did not wait for ever").unwrap();
+    assert_eq!(reply.streamed_text(0), "one two");
+    assert_eq!(reply.finish_reasons(), ["stop"]);
+    assert_eq!(nodes.iter().map(mesh::Node::resets).sum::<usize>(), 1, "the frozen node is told");
 }
 
 #[tokio::test]

@@ -109,6 +109,7 @@ pub(super) fn config() -> RouterConfig {
         policy: None,
         allow_route_override: true,
         body_bytes_max: 100_000,
+        frozen: Duration::from_secs(1),
         drain: Duration::from_secs(5),
     }
 }
