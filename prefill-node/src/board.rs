@@ -2,8 +2,8 @@
 //! something of a handoff does so through a guard that gives it back when
 //! dropped, however the handoff ends.
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use kv_transfer::Status;
 use kv_transfer::membership::NodeState;
@@ -15,6 +15,8 @@ use crate::scheduler::QueueFigures;
 #[derive(Clone, Debug)]
 pub(crate) struct Board {
     state: Arc<watch::Sender<NodeState>>,
+    /// Since when the engine has been at its present chunk.
+    at_work_since: Arc<Mutex<Option<Instant>>>,
 }
 
 impl Board {
@@ -22,7 +24,7 @@ impl Board {
     pub(crate) fn new(kv_total_tokens: usize) -> Self {
         let status = Status { kv_total_tokens: kv_total_tokens as u64, ..Status::default() };
         let state = NodeState { status, warm: Vec::new(), draining: false };
-        Self { state: Arc::new(watch::Sender::new(state)) }
+        Self { state: Arc::new(watch::Sender::new(state)), at_work_since: Arc::default() }
     }
 
     /// What the membership task sends to the router.
@@ -53,10 +55,16 @@ impl Board {
         });
     }
 
-    /// Steps so far, and the slowest of late.
-    pub(crate) fn steps(&self) -> (u64, Duration) {
-        let status = &self.state.borrow().status;
-        (status.steps_total, Duration::from_micros(status.step_micros_max))
+    /// The engine begins a chunk, or has none any more.
+    pub(crate) fn at_work(&self, since: Option<Instant>) {
+        *self.at_work_since.lock().unwrap_or_else(PoisonError::into_inner) = since;
+    }
+
+    /// Since when the engine has been at its present chunk, if it has one, and
+    /// how long the slowest step of late took.
+    pub(crate) fn work(&self) -> (Option<Instant>, Duration) {
+        let since = *self.at_work_since.lock().unwrap_or_else(PoisonError::into_inner);
+        (since, Duration::from_micros(self.state.borrow().status.step_micros_max))
     }
 
     /// The network took so many encoded bytes.

@@ -36,6 +36,9 @@ pub struct PrefillConfig {
     /// Prompt tokens that may wait or be under way. An idle node takes any
     /// prompt that fits its context.
     pub queue_tokens_max: usize,
+    /// Memory for KV that is computed and waits for the network: so much a slow
+    /// receiver may cost before it costs others their turn. 0: a few chunks.
+    pub staging_bytes: u64,
     /// Handoffs that may wait or be under way.
     pub handoffs_max: usize,
     /// After SIGTERM, running handoffs get so long to finish.
@@ -59,6 +62,7 @@ impl Default for PrefillConfig {
             // About an hour of work for the demo model on one core: beyond that,
             // refusing is kinder than queueing.
             queue_tokens_max: 1 << 20,
+            staging_bytes: 2 << 30,
             handoffs_max: 256,
             drain_seconds: 30.0,
         }
@@ -108,6 +112,7 @@ impl PrefillConfig {
             format!("names a CPU outside 0 to {}", CPUS_MAX - 1),
         );
         problems.range("queue_tokens_max", self.queue_tokens_max, 1, 1 << 32);
+        problems.range("staging_bytes", self.staging_bytes, 0, 1 << 42);
         problems.range("handoffs_max", self.handoffs_max, 1, 65_536);
         problems.range("drain_seconds", self.drain_seconds, 0.0, 3600.0);
         problems.finish()

@@ -91,6 +91,7 @@ fn serve(sessions: &mut [Box<dyn Session>], queue: &WorkQueue, board: &Board) {
     let mut slowest = RecentMax::default();
     while let Some(work) = queue.next(Instant::now) {
         let session = &mut *sessions[work.chunk.resident];
+        board.at_work(Some(Instant::now()));
         match run_chunk(session, &work, board, &mut slowest) {
             Ok((rows, took)) => finish_chunk(&work, rows, took, queue),
             Err(error) => {
@@ -100,6 +101,7 @@ fn serve(sessions: &mut [Box<dyn Session>], queue: &WorkQueue, board: &Board) {
                 work.tell(Computed::Failed(error.to_string()));
             }
         }
+        board.at_work(None);
     }
 }
 

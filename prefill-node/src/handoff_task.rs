@@ -26,11 +26,12 @@ use crate::frame_stream::{FrameStream, Written};
 use crate::request::Job;
 use crate::work_queue::{Computed, Ticket};
 
-/// The receiver hears of a living handoff at least this often.
-const HEARTBEAT: Duration = Duration::from_secs(1);
+/// The receiver hears of a living handoff at least this often: several times in
+/// the shortest silence that it takes for a stall.
+const HEARTBEAT: Duration = Duration::from_millis(500);
 
-/// An engine that made no step for so long, or for a multiple of its slowest
-/// recent step, hangs: its handoffs fall silent, and their receivers look elsewhere.
+/// An engine that takes longer for a chunk, and longer than a multiple of its
+/// slowest recent step, hangs: its handoffs fall silent, and their receivers look elsewhere.
 const ENGINE_PATIENCE: Duration = Duration::from_secs(30);
 const SLOWEST_STEPS: u32 = 8;
 
@@ -84,8 +85,6 @@ struct Task {
     encoding: Option<JoinHandle<Result<Vec<EncodedBlock>, CodecError>>>,
     encoded: BTreeMap<usize, EncodedBlock>,
     heartbeat: Interval,
-    /// The engine's steps, and when they were last seen to change.
-    steps_seen: (u64, Instant),
     computed_tokens: usize,
     reused_tokens: usize,
     /// Nothing more comes from the engine.
@@ -133,7 +132,6 @@ impl Task {
             encoding: None,
             encoded: BTreeMap::new(),
             heartbeat,
-            steps_seen: (0, Instant::now()),
             computed_tokens: 0,
             reused_tokens: 0,
             compute_over: false,
@@ -183,14 +181,11 @@ impl Task {
         }
     }
 
-    /// Whether the engine has made a step lately, for this prompt or another. A
-    /// node whose engine hangs must not look alive.
-    fn engine_moves(&mut self) -> bool {
-        let (steps, slowest) = self.board.steps();
-        if steps != self.steps_seen.0 {
-            self.steps_seen = (steps, Instant::now());
-        }
-        self.steps_seen.1.elapsed() < ENGINE_PATIENCE.max(slowest * SLOWEST_STEPS)
+    /// Whether the engine is idle or gets on with its chunk, of this prompt or
+    /// another. A node whose engine hangs must not look alive.
+    fn engine_moves(&self) -> bool {
+        let (since, slowest) = self.board.work();
+        since.is_none_or(|since| since.elapsed() < ENGINE_PATIENCE.max(slowest * SLOWEST_STEPS))
     }
 
     async fn take_computed(&mut self, computed: Option<Computed>) {

@@ -14,12 +14,14 @@
 //! later, however short, goes after it.
 //!
 //! Invariants: at most `max_resident` prompts are partly computed; a removed
-//! prompt is never planned again; a prompt with [`UNSENT_CHUNKS_MAX`] chunks
-//! not yet on the network waits, so that a slow receiver costs bounded memory.
+//! prompt is never planned again. A slow receiver costs memory before it costs
+//! others their turn: prompts are computed to their end, which frees their
+//! session, while what is not yet on the network fits `unsent_tokens_max`;
+//! beyond that a prompt with [`UNSENT_CHUNKS_FREE`] such chunks waits.
 //!
 //! Pure: time comes in as an argument. Not its job: engines, networks.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -31,9 +33,9 @@ use crate::residents::Residents;
 /// Share of the compute rate at which waiting makes up for length.
 pub(crate) const AGEING: f64 = 0.5;
 
-/// Exported chunks of one prompt that may wait for the network. Enough for the
-/// encoder and the stream to stay busy, few enough to be cheap.
-pub(crate) const UNSENT_CHUNKS_MAX: usize = 4;
+/// Exported chunks of one prompt that may wait for the network in any case.
+/// Enough for the encoder and the stream to stay busy, few enough to be cheap.
+pub(crate) const UNSENT_CHUNKS_FREE: usize = 4;
 
 /// Assumed until the first chunk is measured: a small model on one core.
 const SECONDS_PER_TOKEN_AT_FIRST: f64 = 0.002;
@@ -118,6 +120,11 @@ pub(crate) struct Scheduler {
     config: SchedulerConfig,
     prompts: BTreeMap<PromptId, Entry>,
     residents: Residents,
+    /// Tokens of each chunk handed to the engine whose bytes are not yet on the
+    /// network, oldest first; also of prompts that are computed.
+    unsent: BTreeMap<PromptId, VecDeque<usize>>,
+    /// Most of these tokens at once, unless every prompt has few.
+    unsent_tokens_max: usize,
     next_id: u64,
     seconds_per_token: Option<f64>,
 }
@@ -127,8 +134,6 @@ struct Entry {
     prompt: Prompt,
     arrived: Instant,
     begun: Option<Begun>,
-    /// Chunks handed to the engine whose bytes are not yet on the network.
-    unsent: usize,
 }
 
 #[derive(Debug)]
@@ -142,7 +147,20 @@ struct Begun {
 impl Scheduler {
     pub(crate) fn new(config: SchedulerConfig) -> Self {
         let residents = Residents::new(config.max_resident, config.block_tokens);
-        Self { config, prompts: BTreeMap::new(), residents, next_id: 0, seconds_per_token: None }
+        Self {
+            config,
+            prompts: BTreeMap::new(),
+            residents,
+            unsent: BTreeMap::new(),
+            unsent_tokens_max: 0,
+            next_id: 0,
+            seconds_per_token: None,
+        }
+    }
+
+    /// From now on so many exported tokens may wait for the network.
+    pub(crate) fn allow_unsent(&mut self, tokens: usize) {
+        self.unsent_tokens_max = tokens;
     }
 
     /// Takes a prompt into the queue, or says why not. `prompt.tokens` is not empty.
@@ -155,7 +173,7 @@ impl Scheduler {
         if queued > 0 && queued + prompt.tokens.len() > limit {
             return Admission::TokensFull { queued, limit };
         }
-        let entry = Entry { prompt, arrived: now, begun: None, unsent: 0 };
+        let entry = Entry { prompt, arrived: now, begun: None };
         let tokens_ahead = self.tokens_ahead_of(&entry, now);
         let expected_start = Duration::from_secs_f64(tokens_ahead as f64 * self.seconds_per_token());
         let id = PromptId(self.next_id);
@@ -164,8 +182,14 @@ impl Scheduler {
         Admission::Queued { id, tokens_ahead, expected_start }
     }
 
-    /// Drops a prompt. What it computed stays in its session for others.
+    /// Drops a prompt and what it has not sent. What it computed stays in its
+    /// session for others.
     pub(crate) fn remove(&mut self, id: PromptId) {
+        self.unsent.remove(&id);
+        self.take_out(id);
+    }
+
+    fn take_out(&mut self, id: PromptId) {
         if let Some(entry) = self.prompts.remove(&id)
             && let Some(begun) = entry.begun
         {
@@ -175,8 +199,11 @@ impl Scheduler {
 
     /// All bytes of one chunk of this prompt are on the network.
     pub(crate) fn chunk_sent(&mut self, id: PromptId) {
-        if let Some(entry) = self.prompts.get_mut(&id) {
-            entry.unsent = entry.unsent.saturating_sub(1);
+        if let Some(chunks) = self.unsent.get_mut(&id) {
+            chunks.pop_front();
+            if chunks.is_empty() {
+                self.unsent.remove(&id);
+            }
         }
     }
 
@@ -191,7 +218,7 @@ impl Scheduler {
         let range = next_range(begun, entry.prompt.tokens.len(), &self.config);
         let export = range.start.max(entry.prompt.export_from).min(range.end)..range.end;
         if !export.is_empty() {
-            entry.unsent += 1;
+            self.unsent.entry(id).or_default().push_back(export.len());
         }
         Some(Chunk {
             id,
@@ -217,7 +244,7 @@ impl Scheduler {
         let begun = entry.begun.as_mut().expect("planned before");
         begun.done = chunk.range.end;
         if chunk.last {
-            self.remove(chunk.id);
+            self.take_out(chunk.id);
         }
     }
 
@@ -238,13 +265,16 @@ impl Scheduler {
     }
 
     fn choose(&self, now: Instant) -> Option<PromptId> {
-        let runnable = |entry: &Entry| match &entry.begun {
-            Some(_) => entry.unsent < UNSENT_CHUNKS_MAX,
+        let waiting: usize = self.unsent.values().flatten().sum();
+        let room = waiting + self.config.chunk_tokens <= self.unsent_tokens_max;
+        let few = |id: &PromptId| self.unsent.get(id).is_none_or(|chunks| chunks.len() < UNSENT_CHUNKS_FREE);
+        let runnable = |id: &PromptId, entry: &Entry| match &entry.begun {
+            Some(_) => room || few(id),
             None => self.residents.has_idle(),
         };
         self.prompts
             .iter()
-            .filter(|(_, entry)| runnable(entry))
+            .filter(|(id, entry)| runnable(id, entry))
             .min_by(|(_, a), (_, b)| self.key(a, now).total_cmp(&self.key(b, now)))
             .map(|(&id, _)| id)
     }

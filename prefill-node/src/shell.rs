@@ -135,6 +135,8 @@ impl Node {
                 let (cpus, count) = (config.cpus.clone(), config.max_resident);
                 let engine =
                     engine_thread::start(model, sessions, count, cpus, queue.clone(), board.clone()).await?;
+                let unsent = config.staging_bytes / engine.layout.bytes_per_token().max(1);
+                queue.allow_unsent(usize::try_from(unsent).unwrap_or(usize::MAX));
                 (Ok(engine.layout), Some(engine.ended))
             }
             Err(reason) => {

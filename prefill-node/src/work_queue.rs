@@ -70,6 +70,11 @@ impl WorkQueue {
         Self { shared: Arc::new(Shared { inner: Mutex::new(inner), changed: Condvar::new(), board }) }
     }
 
+    /// From now on so many exported tokens may wait for the network.
+    pub(crate) fn allow_unsent(&self, tokens: usize) {
+        self.with(|inner| inner.scheduler.allow_unsent(tokens));
+    }
+
     /// Puts a prompt into the queue.
     pub(crate) fn submit(&self, now: Instant, prompt: Prompt) -> Submitted {
         let (output, computed) = mpsc::unbounded_channel();

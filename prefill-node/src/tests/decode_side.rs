@@ -32,7 +32,13 @@ pub(super) struct Mesh {
 }
 
 pub(super) fn config() -> PrefillConfig {
-    PrefillConfig { block_tokens: BLOCK, chunk_tokens: CHUNK, threads: 1, ..PrefillConfig::default() }
+    PrefillConfig {
+        block_tokens: BLOCK,
+        chunk_tokens: CHUNK,
+        threads: 1,
+        staging_bytes: 0,
+        ..PrefillConfig::default()
+    }
 }
 
 /// So slow that the test acts while a prompt computes: a chunk takes 13 ms.

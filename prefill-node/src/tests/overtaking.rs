@@ -2,7 +2,7 @@ use kv_transfer::{HandoffMessage, PrefillRequest};
 
 use super::decode_side::{BLOCK, CHUNK, Mesh, config, prompt, slow};
 use crate::PrefillConfig;
-use crate::scheduler::UNSENT_CHUNKS_MAX;
+use crate::scheduler::UNSENT_CHUNKS_FREE;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_short_prompt_overtakes_a_long_one_at_a_chunk_boundary() {
@@ -36,13 +36,27 @@ async fn a_receiver_without_credit_holds_up_nobody_else_and_bounded_memory() {
     let mesh = Mesh::start(PrefillConfig { max_resident: 2, ..config() }, slow()).await;
     let request = mesh.request(&prompt(1, 2001));
     let slow = mesh.open(PrefillRequest { credit_bytes: 0, ..request }).await;
-    let chunks_bytes = (UNSENT_CHUNKS_MAX * CHUNK * 8 * 32) as u64;
+    let chunks_bytes = (UNSENT_CHUNKS_FREE * CHUNK * 8 * 32) as u64;
     mesh.until("all chunks staged", |status| status.staged_bytes == chunks_bytes).await;
     mesh.run(mesh.request(&prompt(2, 701))).await;
     let status = mesh.status();
     assert_eq!(status.staged_bytes, chunks_bytes);
-    assert_eq!(status.prefill_tokens_total, 700 + (UNSENT_CHUNKS_MAX * CHUNK) as u64);
+    assert_eq!(status.prefill_tokens_total, 700 + (UNSENT_CHUNKS_FREE * CHUNK) as u64);
     slow.leave();
+    mesh.idle().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_receiver_that_takes_nothing_costs_memory_and_nobody_their_turn() {
+    let mesh = Mesh::start(PrefillConfig { staging_bytes: 1 << 30, ..config() }, slow()).await;
+    let request = mesh.request(&prompt(1, 2001));
+    let stuck = mesh.open(PrefillRequest { credit_bytes: 0, ..request }).await;
+    let all_bytes = 2000 * 8 * 32;
+    mesh.until("all staged", |status| status.staged_bytes == all_bytes && status.slots_used == 0).await;
+    mesh.run(mesh.request(&prompt(2, 701))).await;
+    mesh.until("the other one ended", |status| status.handoffs_active == 1).await;
+    assert_eq!(mesh.status().staged_bytes, all_bytes);
+    stuck.leave();
     mesh.idle().await;
 }
 

@@ -60,7 +60,7 @@ fn every_mismatch_is_refused_with_both_values() {
         facts.check(request).err().expect("a refusal")
     };
     let cases: [Case; 13] = [
-        (RefusalReason::Mismatch, &["protocol", "77", "1"], &|r| r.protocol = 77),
+        (RefusalReason::Mismatch, &["protocol is 77 in", "2 on"], &|r| r.protocol = 77),
         (RefusalReason::Mismatch, &["fingerprint", "0909090909090909"], &|r| r.fingerprint = [9; 32]),
         (RefusalReason::Mismatch, &["KV layout", "0909090909090909"], &|r| r.layout = [9; 32]),
         (RefusalReason::Mismatch, &["block_tokens", "32", "16"], &|r| r.block_tokens = 32),

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::now;
 use crate::scheduler::{
-    AGEING, Admission, Chunk, Prompt, PromptId, Scheduler, SchedulerConfig, UNSENT_CHUNKS_MAX,
+    AGEING, Admission, Chunk, Prompt, PromptId, Scheduler, SchedulerConfig, UNSENT_CHUNKS_FREE,
 };
 
 /// The rate of all tests; the scheduler assumes the same before it has measured.
@@ -151,7 +151,7 @@ fn a_failed_chunk_empties_the_session_and_ends_the_prompt() {
 fn a_slow_receiver_holds_up_its_own_prompt_only() {
     let (mut scheduler, clock) = (Scheduler::new(config(2)), now());
     let slow = admit(&mut scheduler, clock, prompt(1, 640));
-    for _ in 0..UNSENT_CHUNKS_MAX {
+    for _ in 0..UNSENT_CHUNKS_FREE {
         let chunk = scheduler.plan(clock).unwrap();
         assert_eq!(chunk.id, slow);
         scheduler.chunk_done(&chunk, Duration::ZERO);
@@ -160,6 +160,35 @@ fn a_slow_receiver_holds_up_its_own_prompt_only() {
     let other = admit(&mut scheduler, clock, prompt(2, 3000));
     assert_eq!(scheduler.plan(clock).map(|chunk| chunk.id), Some(other));
     scheduler.chunk_sent(slow);
+}
+
+#[test]
+fn a_slow_receiver_costs_memory_before_it_costs_others_their_turn() {
+    let (mut scheduler, clock) = (Scheduler::new(config(1)), now());
+    scheduler.allow_unsent(10 * 64);
+    let slow = admit(&mut scheduler, clock, prompt(1, 8 * 64));
+    for _ in 0..8 {
+        let chunk = scheduler.plan(clock).unwrap();
+        assert_eq!(chunk.id, slow);
+        scheduler.chunk_done(&chunk, Duration::ZERO);
+    }
+    // All computed, nothing sent: the session is free, and two chunks fit beside it.
+    let other = admit(&mut scheduler, clock, prompt(2, 3000));
+    for _ in 0..UNSENT_CHUNKS_FREE {
+        let chunk = scheduler.plan(clock).unwrap();
+        assert_eq!(chunk.id, other);
+        scheduler.chunk_done(&chunk, Duration::ZERO);
+    }
+    assert!(scheduler.plan(clock).is_none(), "memory is full and four chunks wait");
+    scheduler.chunk_sent(slow);
+    assert!(scheduler.plan(clock).is_none(), "11 chunks wait, and 10 are allowed");
+    for _ in 0..2 {
+        scheduler.chunk_sent(slow);
+    }
+    assert_eq!(scheduler.plan(clock).map(|chunk| chunk.id), Some(other));
+    // What a prompt that is gone has not sent does not count.
+    scheduler.remove(slow);
+    assert_eq!(scheduler.plan(clock).map(|chunk| chunk.id), Some(other));
 }
 
 #[test]
@@ -266,7 +295,7 @@ proptest! {
                 Op::Step => {
                     let idle = known.values().filter(|entry| entry.begun).count() < max_resident;
                     let runnable = |entry: &Known| {
-                        if entry.begun { entry.unsent < UNSENT_CHUNKS_MAX } else { idle }
+                        if entry.begun { entry.unsent < UNSENT_CHUNKS_FREE } else { idle }
                     };
                     let Some(chunk) = scheduler.plan(clock) else {
                         prop_assert!(!known.values().any(runnable), "idle beside runnable prompts");
@@ -287,7 +316,7 @@ proptest! {
                     entry.next = chunk.range.end;
                     entry.has = chunk.range.end.max(chunk.reused);
                     entry.unsent += usize::from(!chunk.export.is_empty());
-                    prop_assert!(entry.unsent <= UNSENT_CHUNKS_MAX);
+                    prop_assert!(entry.unsent <= UNSENT_CHUNKS_FREE);
                     if chunk.last {
                         known.remove(&chunk.id);
                     }
