@@ -69,7 +69,9 @@ impl Default for DecodeConfig {
             // Deep enough to keep a fast link busy over a round trip and the
             // decode of a few blocks; small beside the staging memory.
             credit_window_bytes: 64 << 20,
-            stall_seconds: 10.0,
+            // A node that is gone costs no more than this. A busy one gives itself
+            // more time: patience is at least four of its longest gaps.
+            stall_seconds: 2.0,
             queue_requests_max: 1024,
             drain_seconds: 30.0,
         }
@@ -101,8 +103,8 @@ impl DecodeConfig {
         problems.range("max_local_long", config.max_local_long, 1, config.slots.max(1));
         problems.range("staging_bytes", config.staging_bytes, 1 << 20, 1 << 42);
         problems.range("credit_window_bytes", config.credit_window_bytes, 1 << 20, 1 << 36);
-        // Prefill nodes give a sign of life each second.
-        problems.range("stall_seconds", config.stall_seconds, 3.0, 3600.0);
+        // Prefill nodes give a sign of life each half second.
+        problems.range("stall_seconds", config.stall_seconds, 1.0, 3600.0);
         // A router may have no more request streams open, see kv-transfer/src/transport.rs.
         problems.range("queue_requests_max", config.queue_requests_max, 1, 4096);
         problems.range("drain_seconds", config.drain_seconds, 0.0, 3600.0);

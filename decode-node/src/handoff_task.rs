@@ -28,6 +28,9 @@ use crate::stats::{Counted, Stats};
 /// long never will be.
 const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// From a deadline to the verdict, see `deadline_passed`.
+const DOUBT: Duration = Duration::from_millis(50);
+
 /// Gives the blob to the engine; resolves to whether it was installed.
 pub(crate) type InstallOrder = Box<dyn FnOnce(InstallBlob) -> oneshot::Receiver<bool> + Send>;
 
@@ -88,6 +91,8 @@ struct Handoff {
     /// When the prefill node had computed the last token.
     computed: Option<Instant>,
     refusal: String,
+    /// The deadline that passed last, and until when words may still turn up.
+    doubt: Option<(Instant, Instant)>,
     /// The peer's side of the message stream has ended, and was reported once.
     /// An ended stream is ready for ever: polled again, it would starve the rest.
     inbox_over: bool,
@@ -126,6 +131,7 @@ pub(crate) async fn run(
         began: Instant::now(),
         computed: None,
         refusal: String::new(),
+        doubt: None,
         inbox_over: false,
     };
     let span = tracing::debug_span!("handoff", id = %job.id);
@@ -151,6 +157,7 @@ impl Handoff {
                 return self.end(outcome);
             }
             let deadline = self.receiver.next_deadline();
+            let wake = self.doubtful(deadline);
             tokio::select! {
                 biased;
                 () = cancel.cancelled(), if !cancelled => {
@@ -164,8 +171,26 @@ impl Handoff {
                 }
                 Some(stream) = arrivals.next() => self.waiting.push_back(stream),
                 result = self.inbound.advance(self.blob.as_mut()) => self.inbound_moved(result),
-                () = sleep_until(deadline) => self.event(ReceiverEvent::DeadlinePassed),
+                () = sleep_until(wake) => self.deadline_passed(deadline),
             }
+        }
+    }
+
+    /// When to look at `deadline`: not before the benefit of the doubt is over.
+    fn doubtful(&self, deadline: Option<Instant>) -> Option<Instant> {
+        match self.doubt {
+            Some((of, until)) if deadline == Some(of) => Some(until),
+            _ => deadline,
+        }
+    }
+
+    /// A deadline that passed while this node itself stood still proves nothing:
+    /// the peer's words may lie unread in the socket. They get a moment more.
+    fn deadline_passed(&mut self, deadline: Option<Instant>) {
+        let Some(deadline) = deadline else { return };
+        match self.doubt {
+            Some((of, _)) if of == deadline => self.event(ReceiverEvent::DeadlinePassed),
+            _ => self.doubt = Some((deadline, Instant::now() + DOUBT)),
         }
     }
 
@@ -429,7 +454,8 @@ impl Payload {
         if self.codec.is_none() {
             return self.reader.skip_payload().await;
         }
-        let place = if self.scratch.is_empty() {
+        let straight = self.codec.is_some_and(|codec| codec.is_identity());
+        let place = if straight {
             blob.rows_mut(self.header.part, self.tokens.clone()).expect("the receiver admitted these rows")
         } else {
             &mut self.scratch[..]

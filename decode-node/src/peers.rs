@@ -103,10 +103,10 @@ impl Peers {
         *held = Some(connection.clone());
         let (routes, stats) = (self.routes.clone(), self.stats.clone());
         let (known, address, routed) = (self.connections.clone(), address.to_owned(), connection.clone());
+        let place = place.clone();
         tokio::spawn(async move {
             route_frames(routed, routes, stats).await;
-            // A node that comes back has another address as a rule.
-            known.lock().unwrap_or_else(PoisonError::into_inner).remove(&address);
+            forget(&known, &address, &place);
         });
         Ok(connection)
     }
@@ -122,6 +122,17 @@ impl Peers {
     /// Tells all peers that this node is going.
     pub(crate) fn close(&self) {
         self.endpoint.close();
+    }
+}
+
+/// Takes a place whose connection has ended out of the map, unless somebody
+/// connects there anew: a node that comes back may have another address.
+fn forget(known: &Mutex<HashMap<String, Place>>, address: &str, place: &Place) {
+    let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
+    let ours = known.get(address).is_some_and(|now| Arc::ptr_eq(now, place));
+    let unused = place.try_lock().is_ok_and(|held| held.as_ref().is_none_or(Connection::is_closed));
+    if ours && unused {
+        known.remove(address);
     }
 }
 

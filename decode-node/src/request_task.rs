@@ -11,6 +11,7 @@ use kv_transfer::{
     PrefillRequest, RequestEvent, TransferError,
 };
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot, watch};
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use crate::engine_thread::Engine;
@@ -22,6 +23,10 @@ use crate::stats::Stats;
 
 /// Tokens that may be joined into one message; bounds its size, not its delay.
 const TOKENS_PER_MESSAGE: usize = 64;
+
+/// Handoffs at a slow prefill node can hold the staging memory for long;
+/// computing here is then the better way.
+const STAGING_PATIENCE: Duration = Duration::from_secs(30);
 
 /// What all requests of a node share.
 pub(crate) struct Node {
@@ -115,11 +120,10 @@ impl Node {
         if prompt == 0 || prompt >= self.context_tokens {
             return invalid(format!("prompt has {prompt} tokens, allowed 1 to {}", self.context_tokens - 1));
         }
-        if let Some(token) = request.tokens.iter().find(|token| **token as usize >= self.vocabulary_size) {
-            return invalid(format!(
-                "token id {token} is outside the vocabulary of {}",
-                self.vocabulary_size
-            ));
+        // The position only: token ids are the prompt, and prompts stay out of messages.
+        let vocabulary = self.vocabulary_size;
+        if let Some(at) = request.tokens.iter().position(|token| *token as usize >= vocabulary) {
+            return invalid(format!("token {at} of the prompt is outside the vocabulary of {vocabulary}"));
         }
         if request.max_tokens == 0 {
             return invalid("max_tokens is 0, allowed from 1".to_owned());
@@ -179,11 +183,15 @@ impl Node {
         let end = sequence.tokens.len() - 1;
         let bytes = template.blob_bytes(end);
         let room = tokio::select! {
-            room = self.staging.reserve(bytes) => room,
+            room = timeout(STAGING_PATIENCE, self.staging.reserve(bytes)) => room,
             () = cancel.cancelled() => return Ok(Prefilled::default()),
         };
-        let Some(room) = room else {
-            let reason = format!("its KV of {bytes} bytes is larger than the staging memory");
+        let reason = match room {
+            Ok(Some(_)) => String::new(),
+            Ok(None) => format!("its KV of {bytes} bytes is larger than the staging memory"),
+            Err(_) => format!("no staging memory became free for {} s", STAGING_PATIENCE.as_secs()),
+        };
+        let Ok(Some(room)) = room else {
             return self.fall_back(&request, &sequence, None, reason);
         };
         let seed = ChainSeed::new(self.fingerprint, template.layout().id(), IsolationKey(request.isolation));
@@ -208,7 +216,9 @@ impl Node {
                 break;
             }
         }
-        let salvage = work.salvage().map(|blob| (blob, room));
+        // It copies up to the whole prefix, and others' frames come in on this thread.
+        let salvaged = tokio::task::spawn_blocking(move || work.salvage()).await.ok().flatten();
+        let salvage = salvaged.map(|blob| (blob, room));
         self.fall_back(&request, &sequence, salvage, reason)
     }
 
@@ -222,6 +232,11 @@ impl Node {
     ) -> Tried {
         let streams = async {
             let connection = self.peers.connection(&candidate.address).await?;
+            if connection.peer_name() != candidate.name {
+                // Its address has gone to another node meanwhile.
+                let reason = format!("{} answers there, not {}", connection.peer_name(), candidate.name);
+                return Err(TransferError::Connect { address: candidate.address.clone(), reason });
+            }
             connection.open().await
         };
         let (messages, inbox) = tokio::select! {

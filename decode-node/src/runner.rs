@@ -210,6 +210,8 @@ impl Runner {
     /// Seats what can be seated, up to one sequence that brings its KV along:
     /// its slot is returned.
     fn admit(&mut self) -> Option<SlotId> {
+        // A cancel can overtake its sequence on the way here.
+        self.waiting.retain(|(_, sequence)| !sequence.events.is_closed());
         let mut index = 0;
         while index < self.waiting.len() && self.slots.has_free() {
             if self.is_long(&self.waiting[index].1) && self.longs() >= self.settings.max_long {

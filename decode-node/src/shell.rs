@@ -112,7 +112,7 @@ fn start(config: &DecodeConfig, model: &dyn Model, credentials: &Credentials) ->
         address: config.listen.clone(),
         reason: "not ADDRESS:PORT".to_owned(),
     })?;
-    let endpoint = Endpoint::bind(listen, credentials, &Tuning::default())?;
+    let endpoint = Endpoint::bind_client(listen, credentials, &Tuning::default())?;
     let (bulk, bulk_endpoint) = start_bulk(listen.ip(), credentials)?;
     let (draining, draining_seen) = watch::channel(false);
     let hello = Hello {
@@ -179,7 +179,7 @@ fn start_bulk(
     let handle = runtime.handle().clone();
     let endpoint = {
         let _inside = handle.enter();
-        Endpoint::bind(SocketAddr::new(ip, 0), credentials, &Tuning::default())?
+        Endpoint::bind_client(SocketAddr::new(ip, 0), credentials, &Tuning::default())?
     };
     std::thread::Builder::new().name("bulk".to_owned()).spawn(move || {
         let thread = rustix::thread::gettid();

@@ -54,17 +54,33 @@ impl Endpoint {
         credentials: &Credentials,
         tuning: &Tuning,
     ) -> Result<Self, TransferError> {
-        Self::try_bind(address, credentials, tuning)
+        Self::try_bind(address, credentials, tuning, true)
+            .map_err(|reason| TransferError::Bind { address: address.to_string(), reason })
+    }
+
+    /// Like [`Endpoint::bind`], for an endpoint that only connects: whoever
+    /// connects to it gets no answer, and costs nothing.
+    pub fn bind_client(
+        address: SocketAddr,
+        credentials: &Credentials,
+        tuning: &Tuning,
+    ) -> Result<Self, TransferError> {
+        Self::try_bind(address, credentials, tuning, false)
             .map_err(|reason| TransferError::Bind { address: address.to_string(), reason })
     }
 
     #[expect(clippy::disallowed_methods, reason = "the shell that accepts connections")]
-    fn try_bind(address: SocketAddr, credentials: &Credentials, tuning: &Tuning) -> Result<Self, String> {
+    fn try_bind(
+        address: SocketAddr,
+        credentials: &Credentials,
+        tuning: &Tuning,
+        accepts: bool,
+    ) -> Result<Self, String> {
         tuning.check()?;
         let transport = Arc::new(transport::transport_config(tuning));
         let quinn = quinn::Endpoint::new(
             transport::endpoint_config(credentials, tuning)?,
-            Some(server_config(credentials, &transport)?),
+            accepts.then(|| server_config(credentials, &transport)).transpose()?,
             transport::socket(address).map_err(text)?,
             Arc::new(TokioRuntime),
         )

@@ -142,8 +142,10 @@ struct Pem {
 }
 
 impl Credentials {
-    /// Reads `ca.pem`, `NAME.pem` and `NAME.key` from `dir`.
-    pub fn load(dir: &Path, name: &str) -> Result<Self, TransferError> {
+    /// Reads `ca.pem`, `NAME.pem` and `NAME.key` from `dir`. Errors name the file:
+    /// also one whose certificate is for another name or role, with which no
+    /// peer would ever talk.
+    pub fn load(dir: &Path, name: &str, role: Role) -> Result<Self, TransferError> {
         check_node_name(name).map_err(|reason| unusable(&dir.join(name), reason))?;
         let certificate_path = dir.join(format!("{name}.pem"));
         let key_path = dir.join(format!("{name}.key"));
@@ -155,6 +157,11 @@ impl Credentials {
         parse_certificate(&pem.authority).map_err(|reason| unusable(&dir.join("ca.pem"), reason))?;
         let credentials = Self { pem: Arc::new(pem) };
         credentials.check(&certificate_path, &key_path)?;
+        let (certified, certified_role) = credentials.identity()?;
+        if (certified.as_str(), certified_role) != (name, role) {
+            let reason = format!("is for the {certified_role} {certified:?}, not for the {role} {name:?}");
+            return Err(unusable(&certificate_path, reason));
+        }
         Ok(credentials)
     }
 

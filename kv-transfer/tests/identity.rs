@@ -31,7 +31,7 @@ fn an_authority_read_from_files_issues_certificates_of_the_same_mesh() {
     MeshAuthority::generate().save(dir.path()).unwrap();
     let authority = MeshAuthority::load(dir.path()).unwrap();
     authority.issue("prefill-0", Role::Prefill).save(dir.path(), "prefill-0").unwrap();
-    let credentials = Credentials::load(dir.path(), "prefill-0").unwrap();
+    let credentials = Credentials::load(dir.path(), "prefill-0", Role::Prefill).unwrap();
     assert_eq!(credentials.identity().unwrap(), ("prefill-0".to_owned(), Role::Prefill));
 }
 
@@ -43,9 +43,9 @@ fn load_error(spoil: impl Fn(&Path)) -> String {
     for name in ["decode-0", "decode-1"] {
         authority.issue(name, Role::Decode).save(dir.path(), name).unwrap();
     }
-    Credentials::load(dir.path(), "decode-0").unwrap();
+    Credentials::load(dir.path(), "decode-0", Role::Decode).unwrap();
     spoil(dir.path());
-    Credentials::load(dir.path(), "decode-0").err().unwrap().to_string()
+    Credentials::load(dir.path(), "decode-0", Role::Decode).err().unwrap().to_string()
 }
 
 #[test]
@@ -71,6 +71,21 @@ fn a_key_of_another_certificate_is_found_at_start() {
 }
 
 #[test]
+fn a_certificate_for_another_name_or_role_is_found_at_start() {
+    let error = load_error(|dir| {
+        for ending in ["pem", "key"] {
+            fs::copy(dir.join(format!("decode-1.{ending}")), dir.join(format!("decode-0.{ending}"))).unwrap();
+        }
+    });
+    assert!(error.contains("decode-0.pem"), "{error}");
+    assert!(error.contains("is for the decode \"decode-1\", not for the decode \"decode-0\""), "{error}");
+    let error = load_error(|dir| {
+        MeshAuthority::load(dir).unwrap().issue("decode-0", Role::Prefill).save(dir, "decode-0").unwrap();
+    });
+    assert!(error.contains("is for the prefill \"decode-0\", not for the decode \"decode-0\""), "{error}");
+}
+
+#[test]
 fn a_certificate_of_another_authority_is_found_at_start() {
     let error = load_error(|dir| MeshAuthority::generate().save(dir).unwrap());
     assert!(error.contains("decode-0.pem") && error.contains("ca.pem"), "{error}");
@@ -93,6 +108,6 @@ fn names_that_are_no_file_names_are_refused() {
     let authority = MeshAuthority::generate();
     for name in ["", "../up", ".hidden", "a/b", "ca", "naïve", &"x".repeat(64)] {
         assert!(authority.issue(name, Role::Decode).save(dir.path(), name).is_err(), "{name:?}");
-        assert!(Credentials::load(dir.path(), name).is_err(), "{name:?}");
+        assert!(Credentials::load(dir.path(), name, Role::Decode).is_err(), "{name:?}");
     }
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use decode_node::DecodeConfig;
 use engine::llama;
-use kv_transfer::{Credentials, Shutdown};
+use kv_transfer::{Credentials, Role, Shutdown};
 use prefill_node::PrefillConfig;
 use router::{ModelIdentity, RouterConfig};
 use tokio::sync::watch;
@@ -27,7 +27,7 @@ pub(crate) fn bench(command: bench::Command) -> anyhow::Result<()> {
 /// Runs a router until it is told to stop.
 pub(crate) fn router(path: &Path) -> anyhow::Result<()> {
     let config = RouterConfig::read(path)?;
-    let credentials = Credentials::load(&config.keys_dir, &config.name)?;
+    let credentials = Credentials::load(&config.keys_dir, &config.name, Role::Router)?;
     model::require(&config.model)?;
     run(async |shutdown| {
         let vocabulary = llama::load_vocabulary(&config.model)?;
@@ -41,7 +41,7 @@ pub(crate) fn router(path: &Path) -> anyhow::Result<()> {
 pub(crate) fn prefill(path: &Path) -> anyhow::Result<()> {
     let config = PrefillConfig::read(path)?;
     cpus::pin(&config.cpus).with_context(|| path.display().to_string())?;
-    let credentials = Credentials::load(&config.keys_dir, &config.name)?;
+    let credentials = Credentials::load(&config.keys_dir, &config.name, Role::Prefill)?;
     model::require(&config.model)?;
     run(async |shutdown| {
         let model = llama::load(&config.model)?;
@@ -54,7 +54,7 @@ pub(crate) fn prefill(path: &Path) -> anyhow::Result<()> {
 pub(crate) fn decode(path: &Path) -> anyhow::Result<()> {
     let config = DecodeConfig::read(path)?;
     cpus::pin(&config.cpus).with_context(|| path.display().to_string())?;
-    let credentials = Credentials::load(&config.keys_dir, &config.name)?;
+    let credentials = Credentials::load(&config.keys_dir, &config.name, Role::Decode)?;
     model::require(&config.model)?;
     run(async |shutdown| {
         let model = llama::load(&config.model)?;
@@ -66,6 +66,7 @@ pub(crate) fn decode(path: &Path) -> anyhow::Result<()> {
 fn run(role: impl AsyncFnOnce(watch::Receiver<Shutdown>) -> anyhow::Result<()>) -> anyhow::Result<()> {
     let shutdown = Arc::new(watch::Sender::new(Shutdown::Running));
     signals::follow_parent(&shutdown);
+    raise_descriptor_limit();
     let runtime = runtime()?;
     let outcome = runtime.block_on(async {
         signals::listen(shutdown.clone())?;
@@ -75,6 +76,17 @@ fn run(role: impl AsyncFnOnce(watch::Receiver<Shutdown>) -> anyhow::Result<()>) 
     // Blocking work that is still under way must not keep the process alive.
     runtime.shutdown_background();
     outcome
+}
+
+/// Each client has a socket, and the usual soft limit of 1,024 is for programs
+/// that use `select`.
+fn raise_descriptor_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    if let Err(error) = setrlimit(Resource::Nofile, raised) {
+        tracing::warn!(%error, "the limit of open files stays as it was");
+    }
 }
 
 fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {

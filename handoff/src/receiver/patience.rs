@@ -26,7 +26,7 @@ const FORECAST_MAX: Duration = Duration::from_secs(3600);
 
 /// Time without growth allowed beyond the forecast, in shortest stalls: minutes,
 /// because giving up a place in a queue that moves is worse than a late fallback.
-const GROWTH_STALLS: u32 = 64;
+const GROWTH_STALLS: u32 = 320;
 
 /// Measures progress and says when it has been missing for too long.
 #[derive(Debug)]
@@ -36,6 +36,7 @@ pub(super) struct Patience {
     last_word: Instant,
     /// Work on this prompt was seen.
     started: bool,
+    accepted: bool,
     /// Until then there must be more of it; `None` if beyond reckoning.
     grow_by: Option<Instant>,
 }
@@ -43,13 +44,21 @@ pub(super) struct Patience {
 impl Patience {
     pub(super) fn new(now: Instant, stall_min: Duration) -> Self {
         let grow_by = now.checked_add(stall_min.saturating_mul(GROWTH_STALLS));
-        Self { stall_min, longest_gap: Duration::ZERO, last_word: now, started: false, grow_by }
+        Self {
+            stall_min,
+            longest_gap: Duration::ZERO,
+            last_word: now,
+            started: false,
+            accepted: false,
+            grow_by,
+        }
     }
 
     /// The sender took the request and expects to start on it after a while.
     pub(super) fn accepted(&mut self, now: Instant, expected_start: Duration) {
         self.alive(now);
-        if !self.started {
+        // Only the first forecast counts: a peer could renew it for ever.
+        if !self.started && !std::mem::replace(&mut self.accepted, true) {
             let queue = expected_start.min(FORECAST_MAX) * FORECAST_FACTOR;
             let slack = self.stall_min.saturating_mul(GROWTH_STALLS);
             self.grow_by = now.checked_add(queue.saturating_add(slack));

@@ -306,17 +306,18 @@ fn silence_is_a_stall() {
 fn words_without_work_are_a_stall_in_the_end() {
     let mut receiver = receiving();
     handle(&mut receiver, 1000, ReceiverEvent::Progress { computed_tokens: 4 });
-    for second in 2..=128 {
+    for second in 2..=640 {
         handle(&mut receiver, second * 1000, ReceiverEvent::Progress { computed_tokens: 4 });
     }
-    assert_eq!(receiver.next_deadline(), Some(at(129_000)), "64 shortest stalls after the last growth");
-    handle(&mut receiver, 128_500, ReceiverEvent::Progress { computed_tokens: 8 });
-    assert_eq!(receiver.next_deadline(), Some(at(132_500)), "growth starts it anew");
+    assert_eq!(receiver.next_deadline(), Some(at(641_000)), "320 shortest stalls after the last growth");
+    handle(&mut receiver, 640_500, ReceiverEvent::Progress { computed_tokens: 8 });
+    assert_eq!(receiver.next_deadline(), Some(at(644_500)), "growth starts it anew");
 }
 
 #[test]
 fn a_hang_in_the_first_chunk_is_not_a_queue_without_end() {
-    for (expected_start, patience_ms) in [(0, 128_000), (100, 528_000), (u64::MAX, 4 * 3_600_000 + 128_000)] {
+    for (expected_start, patience_ms) in [(0, 640_000), (100, 1_040_000), (u64::MAX, 4 * 3_600_000 + 640_000)]
+    {
         let mut receiver = receiver();
         let expected_start = Duration::from_secs(expected_start);
         handle(&mut receiver, 0, ReceiverEvent::Accepted { expected_start });

@@ -54,7 +54,10 @@ impl Plan {
         let model = model::resolve(&args.model)?;
         let policy = args.policy.as_deref().map(policy_path).transpose()?;
         let listen = reserve(args.listen)?;
-        let mesh = free_mesh_address()?;
+        let nodes = usize::from(args.decode_nodes) + usize::from(args.prefill_nodes);
+        let mut mesh_addresses = free_mesh_addresses(1 + nodes)?.into_iter();
+        let mut next_address = || mesh_addresses.next().context("every node has an address");
+        let mesh = next_address()?;
         let (data, temporary) = data_dir(args.data_dir.as_deref())?;
         let (keys, run) = (data.join("keys"), data.join("run"));
         for dir in [&keys, &run] {
@@ -82,7 +85,7 @@ impl Plan {
                 let name = format!("{role}-{}", index + 1);
                 let node = NodeFile {
                     name: &name,
-                    listen: LOOPBACK_ANY,
+                    listen: next_address()?,
                     router: mesh,
                     model: &model,
                     keys_dir: &keys,
@@ -143,7 +146,7 @@ impl MeshFiles {
     }
 }
 
-/// Nodes take any port and tell the router which.
+/// The system chooses a port.
 const LOOPBACK_ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
 fn policy_path(path: &Path) -> anyhow::Result<PathBuf> {
@@ -156,11 +159,15 @@ fn reserve(listen: SocketAddr) -> anyhow::Result<SocketAddr> {
     listener.local_addr().with_context(|| listen.to_string())
 }
 
-/// The nodes must know the port before the router has it, also when it restarts.
-fn free_mesh_address() -> anyhow::Result<SocketAddr> {
-    UdpSocket::bind(LOOPBACK_ANY)
-        .and_then(|socket| socket.local_addr())
-        .context("cannot find a free UDP port on the loopback interface")
+/// Ports that outlive their processes: nodes must know the router's before it
+/// listens, and a node that is killed and started again on its old port tells
+/// its peers at once that their connections are dead (RFC 9000, section 10.3).
+fn free_mesh_addresses(count: usize) -> anyhow::Result<Vec<SocketAddr>> {
+    // All are held until the last one is chosen, so that they differ.
+    let sockets: std::io::Result<Vec<_>> = (0..count).map(|_| UdpSocket::bind(LOOPBACK_ANY)).collect();
+    sockets
+        .and_then(|sockets| sockets.iter().map(UdpSocket::local_addr).collect())
+        .context("cannot find free UDP ports on the loopback interface")
 }
 
 fn data_dir(chosen: Option<&Path>) -> anyhow::Result<(PathBuf, Option<TempDir>)> {
@@ -191,6 +198,14 @@ mod tests {
     #[test]
     fn port_zero_becomes_a_real_port() {
         assert_ne!(reserve(LOOPBACK_ANY).unwrap().port(), 0);
+    }
+
+    #[test]
+    fn mesh_ports_differ() {
+        let mut addresses = free_mesh_addresses(20).unwrap();
+        addresses.sort();
+        addresses.dedup();
+        assert_eq!(addresses.len(), 20);
     }
 
     #[test]
