@@ -30,6 +30,9 @@ const AGE_MS_PER_TOKEN: f64 = 10.0;
 /// token can cost as much as thirty at its beginning.
 const PROMPT_SHARE_MIN: f64 = 0.25;
 
+/// A short prompt's rest of one part in so many joins the step when no stream runs.
+const REST_SHARE: usize = 3;
+
 /// A sequence in a slot, as far as planning cares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotView {
@@ -82,6 +85,7 @@ pub fn plan(now: Instant, slots: &[SlotView], model: &StepTime, limits: StepLimi
         },
         limits,
         model,
+        alone: streams().next().is_none(),
         prompt_moved: false,
     };
     let mut shorts: Vec<_> = slots.iter().filter(|view| view.remaining > 0 && !view.long).collect();
@@ -111,6 +115,8 @@ struct Step<'a> {
     plan: Plan,
     limits: StepLimits,
     model: &'a StepTime,
+    /// No stream runs that the cap would protect.
+    alone: bool,
     /// Some prompt got a share.
     prompt_moved: bool,
 }
@@ -120,6 +126,10 @@ impl Step<'_> {
         let load = self.plan.load;
         let limit = view.remaining.min(self.limits.tokens_max.saturating_sub(load.tokens));
         let mut tokens = self.model.room(load, view.resident, until_ms, limit);
+        // A small rest costs a pass of its own, and nobody waits for this step.
+        if self.alone && !view.long && limit == view.remaining && limit <= tokens + tokens / REST_SHARE {
+            tokens = limit;
+        }
         if !self.prompt_moved || view.long {
             tokens = tokens.max(1.min(limit));
         }
@@ -169,6 +179,16 @@ mod tests {
         assert_eq!(shares[0], Share { slot: SlotId(1), tokens: 1 });
         assert_eq!(shares[1], Share { slot: SlotId(2), tokens: 1 });
         assert_eq!(tokens_of(&shares, 0), 44, "(100 − two passes of 4) / 2 − 2 streams");
+    }
+
+    #[test]
+    fn a_small_rest_joins_the_step_if_no_stream_waits_for_it() {
+        let now = start();
+        let short = |remaining| prompt(0, remaining, false, now);
+        assert_eq!(tokens_of(&plan(now, &[short(64)], &model(), LIMITS).shares, 0), 64, "48 fit");
+        assert_eq!(tokens_of(&plan(now, &[short(65)], &model(), LIMITS).shares, 0), 48);
+        let beside = plan(now, &[short(60), stream(1, now)], &model(), LIMITS);
+        assert_eq!(tokens_of(&beside.shares, 0), 45);
     }
 
     #[test]
