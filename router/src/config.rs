@@ -42,6 +42,11 @@ pub struct RouterConfig {
     pub allow_route_override: bool,
     /// Longest request body.
     pub body_bytes_max: usize,
+    /// Client connections at once; more wait until one ends.
+    pub connections_max: usize,
+    /// A client that owes a request, or the rest of one, and is silent for so
+    /// long is disconnected.
+    pub client_timeout: Duration,
     /// A node whose engine has work and makes no step for so long is frozen:
     /// nothing new goes there, and what runs there moves to another.
     pub frozen: Duration,
@@ -61,6 +66,8 @@ struct Raw {
     policy: Option<PathBuf>,
     allow_route_override: bool,
     body_bytes_max: u64,
+    connections_max: usize,
+    client_timeout_seconds: u64,
     frozen_seconds: u64,
     drain_seconds: u64,
 }
@@ -77,9 +84,12 @@ impl Default for Raw {
             keys_dir: None,
             policy: None,
             allow_route_override: false,
-            // A prompt of a million tokens has about 4 MB; message lists and
-            // escapes several times that.
-            body_bytes_max: 64 << 20,
+            // A prompt of a million tokens has about 4 MB; escapes and frames of
+            // messages several times that.
+            body_bytes_max: 16 << 20,
+            connections_max: 4096,
+            // As nginx by default keeps idle connections.
+            client_timeout_seconds: 75,
             // A chunk of a large model on a slow machine takes seconds.
             frozen_seconds: 15,
             drain_seconds: 30,
@@ -92,6 +102,9 @@ const BODY_BYTES_MAX: u64 = 1 << 30;
 /// Below this not even a small request fits.
 const BODY_BYTES_MIN: u64 = 1 << 10;
 const DRAIN_SECONDS_MAX: u64 = 86_400;
+/// Each may take a descriptor and some 20 kB.
+const CONNECTIONS_MAX: usize = 1 << 20;
+const CLIENT_TIMEOUT_SECONDS_MAX: u64 = 86_400;
 const FROZEN_SECONDS_MAX: u64 = 3600;
 
 impl RouterConfig {
@@ -118,6 +131,8 @@ fn check(raw: Raw, mut problems: Problems) -> Result<RouterConfig, SettingsError
     let alias_fits = raw.model_alias.as_ref().is_none_or(|alias| !alias.trim().is_empty());
     problems.require(alias_fits, "model_alias", "is empty");
     problems.range("body_bytes_max", raw.body_bytes_max, BODY_BYTES_MIN, BODY_BYTES_MAX);
+    problems.range("connections_max", raw.connections_max, 1, CONNECTIONS_MAX);
+    problems.range("client_timeout_seconds", raw.client_timeout_seconds, 1, CLIENT_TIMEOUT_SECONDS_MAX);
     problems.range("frozen_seconds", raw.frozen_seconds, 1, FROZEN_SECONDS_MAX);
     problems.range("drain_seconds", raw.drain_seconds, 0, DRAIN_SECONDS_MAX);
     problems.finish()?;
@@ -131,6 +146,8 @@ fn check(raw: Raw, mut problems: Problems) -> Result<RouterConfig, SettingsError
         policy: raw.policy,
         allow_route_override: raw.allow_route_override,
         body_bytes_max: raw.body_bytes_max as usize,
+        connections_max: raw.connections_max,
+        client_timeout: Duration::from_secs(raw.client_timeout_seconds),
         frozen: Duration::from_secs(raw.frozen_seconds),
         drain: Duration::from_secs(raw.drain_seconds),
     })
@@ -158,7 +175,8 @@ mod tests {
         assert_eq!(config.listen.to_string(), "127.0.0.1:8080");
         assert_eq!(config.mesh_listen.to_string(), "127.0.0.1:7000");
         assert_eq!(config.alias(), "tiny-q8_0");
-        assert_eq!(config.body_bytes_max, 67_108_864);
+        assert_eq!(config.body_bytes_max, 16_777_216);
+        assert_eq!((config.connections_max, config.client_timeout), (4096, Duration::from_secs(75)));
         assert_eq!(config.frozen, Duration::from_secs(15));
         assert_eq!(config.drain, Duration::from_secs(30));
         assert!(!config.allow_route_override);

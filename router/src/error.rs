@@ -25,7 +25,4 @@ pub enum RouterError {
     /// The metrics recorder refuses its settings.
     #[error("metrics: {0}")]
     Metrics(String),
-    /// Serving HTTP failed.
-    #[error("http: {0}")]
-    Http(std::io::Error),
 }

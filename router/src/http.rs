@@ -1,5 +1,6 @@
 //! The HTTP surface: routes, bodies, headers. Decisions are made elsewhere.
 
+pub(crate) mod connections;
 mod generate;
 mod reply;
 mod request_id;
@@ -16,6 +17,7 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use axum::routing::{get, post};
 use serde_json::{Value, json};
+use tower_http::timeout::RequestBodyTimeoutLayer;
 
 use crate::app::App;
 use crate::clock;
@@ -38,6 +40,7 @@ pub(crate) fn routes(app: Arc<App>) -> Router {
         .fallback(async || reply::error(&ApiError::unknown_route()))
         .method_not_allowed_fallback(async || reply::error(&ApiError::wrong_method()))
         .layer(DefaultBodyLimit::max(app.body_bytes_max))
+        .layer(RequestBodyTimeoutLayer::new(app.client_timeout))
         .with_state(app)
 }
 

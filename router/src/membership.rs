@@ -70,7 +70,11 @@ async fn greet(app: &App, connection: &Connection) -> Result<Greeted, TransferEr
     };
     match register(app, connection, hello) {
         Ok(registration) => {
-            to_node.send(&ControlMessage::Welcome { protocol: PROTOCOL_VERSION }).await?;
+            let welcome = ControlMessage::Welcome { protocol: PROTOCOL_VERSION };
+            if let Err(error) = to_node.send(&welcome).await {
+                app.registry().disconnected(&registration);
+                return Err(error);
+            }
             Ok(Greeted::Member(registration, to_node, from_node))
         }
         Err(reason) => {

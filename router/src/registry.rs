@@ -51,6 +51,9 @@ pub(crate) struct Peer<'a> {
     pub(crate) address: std::net::SocketAddr,
 }
 
+/// A node that has just come or come back gets its full share after so long.
+pub(crate) const WARM_UP: Duration = Duration::from_secs(10);
+
 /// Status comes at least every 250 ms.
 pub(crate) const STALE_AFTER: Duration = Duration::from_secs(3);
 
@@ -94,13 +97,13 @@ impl<L: Clone> Registry<L> {
         if fingerprint != self.fingerprint {
             return mismatch("model fingerprint", &fingerprint, &self.fingerprint);
         }
-        for (what, value) in [
-            ("block_tokens", hello.block_tokens),
-            ("context_tokens", hello.context_tokens),
-            ("slots", hello.slots),
+        for (what, value, most) in [
+            ("block_tokens", hello.block_tokens, FIGURE_MAX),
+            ("context_tokens", hello.context_tokens, FIGURE_MAX),
+            ("slots", hello.slots, SLOTS_MAX),
         ] {
-            if value == 0 || value > FIGURE_MAX {
-                return Err(format!("{what} is {value}, allowed 1 to {FIGURE_MAX}"));
+            if value == 0 || value > most {
+                return Err(format!("{what} is {value}, allowed 1 to {most}"));
             }
         }
         self.check_pairing(peer.role, hello)?;
@@ -175,11 +178,19 @@ impl<L: Clone> Registry<L> {
         without: &[String],
     ) -> Vec<DecodeView> {
         let mut tables = Tables { fingerprint: self.fingerprint, isolation, tokens, made: Vec::new() };
-        let ready = self.ready(now, Role::Decode).filter(|node| !without.contains(&node.hello.name));
-        ready
+        let ready = || self.ready(now, Role::Decode).filter(|node| !without.contains(&node.hello.name));
+        let busiest = ready().map(Node::requests_in_flight).max().unwrap_or(0);
+        ready()
             .map(|node| {
                 let cached = node.prefix.cached_tokens(tables.of(node.layout(), node.block_tokens()));
-                node.decode_view(cached, self.prefill_for(now, node))
+                let view = node.decode_view(cached, self.prefill_for(now, node));
+                // A node that has just come or come back looks busy at first, so
+                // that it is not flooded while its caches are cold. Never full:
+                // it may be the only one with a free slot.
+                let pretended = node.newness(now) * busiest as f64;
+                let most = view.slots.saturating_sub(1).max(view.requests_in_flight);
+                let requests_in_flight = (view.requests_in_flight + pretended.ceil() as usize).min(most);
+                DecodeView { requests_in_flight, ..view }
             })
             .collect()
     }
@@ -219,6 +230,9 @@ impl<L: Clone> Registry<L> {
 /// Far above any node's block length, context or slots; bounds what a node's
 /// words can make the router allocate.
 const FIGURE_MAX: u32 = 1 << 24;
+/// As many as a decode node can be configured to have, several times; each may
+/// have a chain of block hashes here.
+const SLOTS_MAX: u32 = 1 << 10;
 
 /// A node that listens on all addresses is reached where it came from.
 fn reachable(mut hello: Hello, peer: Peer<'_>) -> Hello {

@@ -111,7 +111,7 @@ impl Running {
         let mut failure = None;
         loop {
             let (attempt, node, answer_tokens_max) =
-                match place(&app, &job, &[], job.max_tokens, &tried).await {
+                match place(&app, &job, &[], job.max_tokens, u32::MAX, &tried).await {
                     Ok(placed) => placed,
                     Err(Unplaced::Failed(node, reason)) if tried.len() + 1 < ATTEMPTS_MAX => {
                         failure = Some(reason.api_error(&node));
@@ -264,10 +264,10 @@ impl Running {
         }
         while self.tried.len() < ATTEMPTS_MAX {
             let asked = self.job.max_tokens.map(|_| left);
-            match place(&self.app, &self.job, &self.generated, asked, &self.tried).await {
+            match place(&self.app, &self.job, &self.generated, asked, left, &self.tried).await {
                 Ok((attempt, _, room)) => {
                     self.attempt = attempt;
-                    self.answer_tokens_max = self.generated.len() as u32 + room.min(left);
+                    self.answer_tokens_max = self.generated.len() as u32 + room;
                     self.app.metrics.replacements.increment(1);
                     return Ok(None);
                 }
@@ -288,12 +288,14 @@ enum Unplaced {
 }
 
 /// Chooses a node and hands it the prompt with the tokens `generated` so far.
-/// Returns the node's name and the most tokens that it will generate.
+/// Returns the node's name and the most tokens that it will generate: those
+/// asked for, or what its context leaves, and never more than `most`.
 async fn place(
     app: &App,
     job: &Job,
     generated: &[u32],
     max_tokens: Option<u32>,
+    most: u32,
     tried: &[String],
 ) -> Result<(Attempt, String, u32), Unplaced> {
     let mut tokens = job.tokens.to_vec();
@@ -301,7 +303,7 @@ async fn place(
     let chosen = choose(app, job, &tokens, max_tokens, tried).map_err(Unplaced::Refused)?;
     let node = chosen.decision.decode.clone();
     let room = u32::try_from(chosen.context_tokens - tokens.len()).unwrap_or(u32::MAX);
-    let answer_tokens_max = max_tokens.unwrap_or(room);
+    let answer_tokens_max = max_tokens.unwrap_or(room).min(most);
     let generate = Generate {
         request_id: job.request_id.clone(),
         tokens: tokens.iter().map(|token| token.0).collect(),

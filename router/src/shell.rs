@@ -5,7 +5,6 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::serve::ListenerExt;
 use engine::Vocabulary;
 use kv_transfer::{Credentials, Endpoint, Shutdown, Tuning};
 use tokio::net::TcpListener;
@@ -16,6 +15,7 @@ use crate::app::{App, Parts};
 use crate::chat_template::ChatTemplate;
 use crate::config::{ModelIdentity, RouterConfig};
 use crate::error::RouterError;
+use crate::http::connections::{self, ConnectionLimits};
 use crate::metrics::RouterMetrics;
 use crate::policy::{Policy, PolicyFile};
 use crate::{http, membership};
@@ -28,6 +28,7 @@ pub struct Router {
     endpoint: Endpoint,
     policy: watch::Sender<Policy>,
     policy_file: Option<PolicyFile>,
+    limits: ConnectionLimits,
     drain: Duration,
 }
 
@@ -77,12 +78,15 @@ impl Router {
             template,
             allow_route_override: config.allow_route_override,
             body_bytes_max: config.body_bytes_max,
+            client_timeout: config.client_timeout,
             frozen_after: config.frozen,
             policy: policy_seen,
             shutdown,
             metrics: RouterMetrics::new()?,
         }));
-        Ok(Self { app, listener, http_address, endpoint, policy, policy_file, drain: config.drain })
+        let limits =
+            ConnectionLimits { connections_max: config.connections_max, silence_max: config.client_timeout };
+        Ok(Self { app, listener, http_address, endpoint, policy, policy_file, limits, drain: config.drain })
     }
 
     /// The HTTP address in use.
@@ -100,14 +104,10 @@ impl Router {
     pub async fn serve(self) -> Result<(), RouterError> {
         tracing::info!(http = %self.http_address, mesh = %self.mesh_address(), "router is listening");
         let app = self.app.clone();
-        let listener = self.listener.tap_io(|stream| {
-            // Tokens are small; waiting to fill a packet would be felt.
-            let _ = stream.set_nodelay(true);
-        });
         let (stop, mut stopped) = watch::channel(false);
         let idle = async move { while !*stopped.borrow_and_update() && stopped.changed().await.is_ok() {} };
-        let served = axum::serve(listener, http::routes(app.clone())).with_graceful_shutdown(idle);
-        let mut served = std::pin::pin!(served.into_future());
+        let served = connections::serve(self.listener, http::routes(app.clone()), self.limits, idle);
+        let mut served = std::pin::pin!(served);
         let background = async {
             tokio::join!(
                 membership::serve(app.clone(), self.endpoint.clone()),
@@ -115,20 +115,19 @@ impl Router {
                 upkeep(&app),
             )
         };
-        let result = tokio::select! {
-            result = &mut served => result.map_err(RouterError::Http),
-            _ = background => Ok(()),
+        tokio::select! {
+            () = &mut served => {}
+            _ = background => {}
             () = drained(&app, self.drain) => {
                 let _ = stop.send(true);
                 // Idle connections are closed at once; one that still sends its
                 // last bytes has a moment.
                 let _ = timeout(FLUSH, &mut served).await;
-                Ok(())
             }
-        };
+        }
         self.endpoint.close();
         let _ = timeout(FLUSH, self.endpoint.wait_idle()).await;
-        result
+        Ok(())
     }
 }
 

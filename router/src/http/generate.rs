@@ -9,6 +9,7 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::Response;
 use bytes::Bytes;
 use futures_util::future::try_join_all;
+use futures_util::{StreamExt, TryStreamExt};
 use kv_block::Token;
 
 use super::{reply, request_id, route};
@@ -27,7 +28,7 @@ mod events;
 /// Long enough for a refusal to come back, short enough not to be felt: within
 /// it errors of a stream still get a status of their own.
 const SETTLE: Duration = Duration::from_millis(150);
-/// Shorter texts are tokenised on the spot, in well under a millisecond.
+/// Shorter bodies are read on the spot, in well under a millisecond.
 const BLOCKING_FROM_BYTES: usize = 16 << 10;
 
 pub(super) async fn chat(
@@ -76,9 +77,9 @@ async fn respond(
     if app.draining() {
         return Err(ApiError::unavailable("draining", "this server is stopping"));
     }
-    let fields = body_fields(&app, body)?;
+    let body = whole_body(&app, body)?;
     let arm = route::arm(headers, app.allow_route_override)?;
-    let asked = read(&app, fields, endpoint).await?;
+    let asked = blocking(&app, body.len(), move |app| read(app, &body, endpoint)).await?;
     let model = accepted_model(&app, asked.params.model.as_deref())?;
     check_context(&app, &asked)?;
     let mut answers = place(exchange, &asked, arm).await?;
@@ -158,12 +159,24 @@ impl Drop for Exchange {
     }
 }
 
-pub(super) fn body_fields(app: &App, body: Result<Bytes, BytesRejection>) -> Result<Fields, ApiError> {
-    let body = body.map_err(|rejection| match rejection.status() {
+pub(super) fn whole_body(app: &App, body: Result<Bytes, BytesRejection>) -> Result<Bytes, ApiError> {
+    body.map_err(|rejection| match rejection.status() {
         StatusCode::PAYLOAD_TOO_LARGE => ApiError::body_too_large(app.body_bytes_max),
+        _ if is_timeout(&rejection) => ApiError::body_too_slow(app.client_timeout),
         _ => ApiError::malformed("The request body could not be read"),
-    })?;
-    Fields::parse(&body)
+    })
+}
+
+/// Whether the body stood still for too long: somewhere in the chain of causes.
+fn is_timeout(rejection: &BytesRejection) -> bool {
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(rejection);
+    while let Some(error) = cause {
+        if error.is::<tower_http::timeout::TimeoutError>() {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
 }
 
 /// A checked request with its prompts as tokens.
@@ -172,39 +185,43 @@ struct Asked {
     prompts: Vec<Arc<[Token]>>,
 }
 
-/// Checks and tokenises, off the async threads where that takes long.
-async fn read(app: &Arc<App>, fields: Fields, endpoint: Endpoint) -> Result<Asked, ApiError> {
+/// Most answers that one request may ask for, prompts times choices.
+const ANSWERS_MAX: usize = 128;
+/// Answers of one request that are placed at the same time.
+const PLACED_AT_ONCE: usize = 8;
+
+/// Parses, checks and tokenises.
+fn read(app: &App, body: &[u8], endpoint: Endpoint) -> Result<Asked, ApiError> {
+    let fields = Fields::parse(body)?;
     let params = Params::read(&fields)?;
-    let prompts = match endpoint {
-        Endpoint::Chat => {
-            let messages = Messages::read(&fields)?;
-            blocking(app, messages.text_bytes(), move |app| {
-                Ok(vec![read_tokens(app, &chat_prompt(app, &messages)?)])
-            })
-            .await?
-        }
-        Endpoint::Completion => {
-            let inputs = prompts(&fields, app.vocabulary.size())?;
-            let bytes = inputs.iter().map(PromptInput::text_bytes).sum();
-            blocking(app, bytes, move |app| {
-                Ok(inputs.into_iter().map(|input| input_tokens(app, input)).collect())
-            })
-            .await?
-        }
+    let prompts: Vec<Vec<Token>> = match endpoint {
+        Endpoint::Chat => vec![read_tokens(app, &chat_prompt(app, &Messages::read(&fields)?)?)],
+        Endpoint::Completion => prompts(&fields, app.vocabulary.size())?
+            .into_iter()
+            .map(|input| input_tokens(app, input))
+            .collect(),
     };
     if prompts.iter().any(Vec::is_empty) {
         return Err(ApiError::invalid("prompt", "The prompt has no tokens"));
     }
+    let (count, choices) = (prompts.len(), params.choices as usize);
+    if count * choices > ANSWERS_MAX {
+        let message = format!(
+            "{count} prompts with 'n' = {choices} ask for {} answers, at most {ANSWERS_MAX} are allowed",
+            count * choices
+        );
+        return Err(ApiError::invalid("n", message));
+    }
     Ok(Asked { params, prompts: prompts.into_iter().map(Arc::from).collect() })
 }
 
-type Prompts = Vec<Vec<Token>>;
-
-async fn blocking(
+/// Off the async threads where it takes long: large bodies are slow to parse,
+/// to render and to tokenise.
+pub(super) async fn blocking<T: Send + 'static>(
     app: &Arc<App>,
     bytes: usize,
-    work: impl FnOnce(&App) -> Result<Prompts, ApiError> + Send + 'static,
-) -> Result<Prompts, ApiError> {
+    work: impl FnOnce(&App) -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
     if bytes < BLOCKING_FROM_BYTES {
         return work(app);
     }
@@ -273,7 +290,8 @@ async fn place(exchange: &Exchange, asked: &Asked, arm: Option<Arm>) -> Result<V
     let seed = params.seed.unwrap_or_else(clock::random);
     let choices = params.choices;
     let each = asked.prompts.iter().flat_map(|prompt| (0..choices).map(move |choice| (prompt, choice)));
-    let starts = (0u64..).zip(each).map(|(index, (prompt, choice))| {
+    let mut starts = Vec::new();
+    for (index, (prompt, choice)) in (0u64..).zip(each) {
         let mut sampling = params.sampling.clone();
         sampling.seed = seed.wrapping_add(index);
         let job = Job {
@@ -288,9 +306,13 @@ async fn place(exchange: &Exchange, asked: &Asked, arm: Option<Arm>) -> Result<V
         };
         let prompt_tokens = if choice == 0 { prompt.len() as u64 } else { 0 };
         app.metrics.prompt_tokens.increment(prompt_tokens);
-        async move { Ok(Placed { running: Running::start(app.clone(), job).await?, prompt_tokens }) }
-    });
-    try_join_all(starts).await
+        starts.push(start(app.clone(), job, prompt_tokens));
+    }
+    futures_util::stream::iter(starts).buffered(PLACED_AT_ONCE).try_collect().await
+}
+
+async fn start(app: Arc<App>, job: Job, prompt_tokens: u64) -> Result<Placed, ApiError> {
+    Ok(Placed { running: Running::start(app, job).await?, prompt_tokens })
 }
 
 impl std::iter::Sum for Usage {

@@ -5,6 +5,7 @@ mod faults;
 mod input;
 mod mesh;
 mod shapes;
+mod slow_clients;
 
 use client::{get, post};
 use mesh::{Act, Mesh, failed, finished, say, started};

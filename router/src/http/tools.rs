@@ -9,7 +9,7 @@ use axum::response::Response;
 use bytes::Bytes;
 use serde_json::json;
 
-use super::generate::{body_fields, chat_prompt, read_tokens};
+use super::generate::{blocking, chat_prompt, read_tokens, whole_body};
 use super::reply;
 use crate::app::App;
 use crate::detokenize::Detokenizer;
@@ -63,18 +63,16 @@ fn text_field(fields: &Fields) -> Result<Option<&str>, ApiError> {
     }
 }
 
-/// Runs `work` off the async threads: texts may be long.
 async fn answer(
     app: Arc<App>,
     body: Result<Bytes, BytesRejection>,
     work: impl FnOnce(&App, Fields) -> Result<String, ApiError> + Send + 'static,
 ) -> Response {
-    let fields = match body_fields(&app, body) {
-        Ok(fields) => fields,
+    let body = match whole_body(&app, body) {
+        Ok(body) => body,
         Err(error) => return reply::error(&error),
     };
-    let result = tokio::task::spawn_blocking(move || work(&app, fields)).await;
-    match result.unwrap_or_else(|error| Err(ApiError::internal(error.to_string()))) {
+    match blocking(&app, body.len(), move |app| work(app, Fields::parse(&body)?)).await {
         Ok(body) => reply::json(StatusCode::OK, body),
         Err(error) => reply::error(&error),
     }

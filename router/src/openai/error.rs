@@ -74,6 +74,12 @@ impl ApiError {
         Self { code: Some("method_not_allowed"), ..Self::new(405, INVALID, message) }
     }
 
+    /// 408.
+    pub(crate) fn body_too_slow(limit: std::time::Duration) -> Self {
+        let message = format!("No byte of the request body came for {} s", limit.as_secs());
+        Self { code: Some("request_timeout"), ..Self::new(408, INVALID, message) }
+    }
+
     /// 413.
     pub(crate) fn body_too_large(limit: usize) -> Self {
         let message = format!("The request body is larger than {limit} bytes");

@@ -34,9 +34,31 @@ pub(super) fn mismatch(field: &str, expected: impl Display, value: &Value) -> Ap
     ApiError::invalid(field, format!("Invalid value for '{field}': expected {expected}, got {got}"))
 }
 
+/// Parsed, an object takes a hundred times the memory of its text.
+const CONTAINERS_MAX: usize = 100_000;
+
+/// Objects and arrays that begin in `body`, those inside strings not counted.
+fn containers(body: &[u8]) -> usize {
+    let (mut count, mut in_string, mut escaped) = (0, false, false);
+    for byte in body {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if in_string => escaped = true,
+            b'"' => in_string = !in_string,
+            b'{' | b'[' if !in_string => count += 1,
+            _ => {}
+        }
+    }
+    count
+}
+
 impl Fields {
     /// Parses a body. The error says where, never what.
     pub(crate) fn parse(body: &[u8]) -> Result<Self, ApiError> {
+        if containers(body) > CONTAINERS_MAX {
+            let message = format!("The body has more than {CONTAINERS_MAX} objects and arrays");
+            return Err(ApiError::malformed(message));
+        }
         let value: Value = serde_json::from_slice(body).map_err(|error| {
             let what = match error.classify() {
                 serde_json::error::Category::Eof => "it ends too early",
@@ -135,6 +157,21 @@ mod tests {
             let error = Fields::parse(body).unwrap_err();
             assert!(error.status == 400 && !error.message().contains("secret"), "{error:?}");
         }
+    }
+
+    #[test]
+    fn containers_are_counted_outside_strings_only() {
+        assert_eq!(containers(br#"{"a": [1, {"b": "[{\"[{"}]}"#), 3);
+        assert_eq!(containers(b""), 0);
+    }
+
+    #[test]
+    fn a_body_of_nothing_but_objects_is_refused_before_it_is_parsed() {
+        let body = format!("{{\"x\": [{}{{}}]}}", "{},".repeat(CONTAINERS_MAX));
+        let error = Fields::parse(body.as_bytes()).unwrap_err();
+        assert_eq!(error.message(), "The body has more than 100000 objects and arrays");
+        let tokens = format!("{{\"prompt\": [{}1]}}", "1,".repeat(500_000));
+        assert!(Fields::parse(tokens.as_bytes()).is_ok());
     }
 
     #[test]

@@ -28,12 +28,6 @@ impl Messages {
             template_variables: fields.object("chat_template_kwargs")?.cloned().unwrap_or_default(),
         })
     }
-
-    /// About how much text there is to tokenise.
-    pub(crate) fn text_bytes(&self) -> usize {
-        let contents = self.messages.iter().filter_map(|message| message["content"].as_str());
-        contents.map(str::len).sum()
-    }
 }
 
 fn checked(index: usize, message: &Value) -> Result<Value, ApiError> {

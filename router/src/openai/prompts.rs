@@ -15,16 +15,6 @@ pub(crate) enum PromptInput {
     Tokens(Vec<Token>),
 }
 
-impl PromptInput {
-    /// How much text there is to tokenise.
-    pub(crate) fn text_bytes(&self) -> usize {
-        match self {
-            Self::Text(text) => text.len(),
-            Self::Tokens(_) => 0,
-        }
-    }
-}
-
 const FIELD: &str = "prompt";
 const EXPECTED: &str = "a string, an array of strings, an array of token ids or an array of such arrays";
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use kv_block::LayoutId;
 use kv_transfer::{Hello, Role, Status};
 
-use super::{NodeLoad, STALE_AFTER};
+use super::{NodeLoad, STALE_AFTER, WARM_UP};
 use crate::policy::{DecodeView, PrefillView};
 use crate::prefix_view::PrefixView;
 
@@ -24,6 +24,8 @@ pub(crate) struct Node<L> {
     heard: Instant,
     /// When its work last moved, or it had none.
     moved: Instant,
+    /// Since when it has been healthy without a break.
+    healthy_since: Instant,
     frozen_after: Duration,
 }
 
@@ -48,6 +50,7 @@ impl<L> Node<L> {
             link,
             heard: now,
             moved: now,
+            healthy_since: now,
             frozen_after,
         }
     }
@@ -56,11 +59,21 @@ impl<L> Node<L> {
         if status.sequence < self.status.sequence {
             return;
         }
+        let was_healthy = self.healthy(now);
         if idle(&status) || progress(&status) != progress(&self.status) {
             self.moved = now;
         }
         self.heard = now;
         self.status = status;
+        if !was_healthy {
+            self.healthy_since = now;
+        }
+    }
+
+    /// 1 for a node that has just become healthy, down to 0 in [`WARM_UP`].
+    pub(super) fn newness(&self, now: Instant) -> f64 {
+        let age = now.saturating_duration_since(self.healthy_since);
+        1.0 - (age.as_secs_f64() / WARM_UP.as_secs_f64()).min(1.0)
     }
 
     /// Whether its status is fresh and its engine moves.
@@ -114,9 +127,7 @@ impl<L> Node<L> {
         DecodeView {
             name: self.hello.name.clone(),
             cached_tokens,
-            // The router is the only source of requests, so its own count is
-            // right at once; the node's is larger while it cleans up.
-            requests_in_flight: self.load.requests().max(u64::from(self.status.requests_in_flight)) as usize,
+            requests_in_flight: self.requests_in_flight(),
             queue_tokens: self.queue_tokens(),
             slots: self.hello.slots as usize,
             slots_used: self.status.slots_used as usize,
@@ -132,6 +143,12 @@ impl<L> Node<L> {
             queue_tokens: self.queue_tokens(),
             context_tokens: self.hello.context_tokens as usize,
         }
+    }
+
+    /// The router is the only source of requests, so its own count is right at
+    /// once; the node's is larger while it cleans up.
+    pub(super) fn requests_in_flight(&self) -> usize {
+        self.load.requests().max(u64::from(self.status.requests_in_flight)) as usize
     }
 
     fn queue_tokens(&self) -> u64 {

@@ -98,6 +98,42 @@ fn a_stale_node_is_not_chosen_and_comes_back() {
 }
 
 #[test]
+fn a_node_that_comes_back_gets_its_share_by_and_by() {
+    let mut mesh = Mesh::new();
+    let old = mesh.join(Hello { slots: 20, ..hello("old", "decode") });
+    let reservations: Vec<_> =
+        (0..10).map(|_| Reservation::new(&mesh.registry.node("old").unwrap().load, 0)).collect();
+    for _ in 0..WARM_UP.as_secs() {
+        mesh.now += Duration::from_secs(1);
+        mesh.registry.status(mesh.now, &old, Status::default());
+    }
+    mesh.join(Hello { slots: 20, ..hello("new", "decode") });
+    let mut looks_like = |after: Duration| {
+        let now = mesh.now + after;
+        mesh.registry.status(now, &old, Status::default());
+        let tokens: Vec<_> = (0..9).map(Token).collect();
+        let views = mesh.registry.decode_views(mesh.now + after, &tokens, IsolationKey::SHARED, &[]);
+        views.iter().map(|view| (view.name.clone(), view.requests_in_flight)).collect::<Vec<_>>()
+    };
+    assert_eq!(looks_like(Duration::ZERO), [("new".into(), 10), ("old".into(), 10)]);
+    assert_eq!(looks_like(Duration::from_millis(2500)), [("new".into(), 8), ("old".into(), 10)]);
+    drop(reservations);
+    assert_eq!(looks_like(Duration::from_millis(2500)), [("new".into(), 0), ("old".into(), 0)]);
+}
+
+#[test]
+fn a_new_node_with_free_slots_is_never_taken_for_full() {
+    let mut mesh = Mesh::new();
+    mesh.join(hello("old", "decode"));
+    let _running: Vec<_> =
+        (0..2).map(|_| Reservation::new(&mesh.registry.node("old").unwrap().load, 0)).collect();
+    mesh.join(hello("new", "decode"));
+    let views = mesh.views();
+    let loads: Vec<_> = views.iter().map(|view| (view.requests_in_flight, view.slots)).collect();
+    assert_eq!(loads, [(1, 2), (2, 2)], "both have just come");
+}
+
+#[test]
 fn a_frozen_engine_is_not_chosen_however_fresh_its_status() {
     let mut mesh = Mesh::new();
     let registration = mesh.join(hello("d", "decode"));

@@ -185,3 +185,17 @@ async fn message_orders_that_clients_send_are_answered() {
     let unknown = json!({"messages": [{"role": "king", "content": "x"}]});
     assert!(post(mesh.http, CHAT, &unknown).await.error_message().contains("messages[0].role"));
 }
+
+#[tokio::test]
+async fn one_request_cannot_ask_for_answers_without_bound() {
+    let (mesh, node) = Mesh::of_one(answer("x")).await;
+    let prompts = vec!["a"; 64];
+    let refused = post(mesh.http, "/v1/completions", &json!({"prompt": prompts, "n": 3})).await;
+    assert_eq!(refused.status, 400);
+    let message = refused.json()["error"]["message"].as_str().unwrap().to_owned();
+    assert_eq!(message, "64 prompts with 'n' = 3 ask for 192 answers, at most 128 are allowed");
+    assert!(node.requests().is_empty());
+    let served = post(mesh.http, "/v1/completions", &json!({"prompt": prompts, "n": 2})).await;
+    assert_eq!(served.status, 200, "{served:?}");
+    assert_eq!(served.json()["choices"].as_array().unwrap().len(), 128);
+}

@@ -109,6 +109,8 @@ pub(super) fn config() -> RouterConfig {
         policy: None,
         allow_route_override: true,
         body_bytes_max: 100_000,
+        connections_max: 8,
+        client_timeout: Duration::from_secs(1),
         frozen: Duration::from_secs(1),
         drain: Duration::from_secs(5),
     }
