@@ -9,12 +9,14 @@ CACHE := $(or $(SEGUE_CACHE),$(HOME)/.cache/segue)
 OPENAI_VENV := $(CACHE)/venv-openai
 LISTEN ?= 127.0.0.1:8080
 
-.PHONY: help run build models models-test test lint unit openai-client bench
+.PHONY: help run build models models-test test lint unit openai-client soak bench
 
 help:
 	@echo 'make run     install what is missing, build, fetch the demo model, start a mesh, show a demo'
 	@echo '             (another address: make run LISTEN=127.0.0.1:9000)'
 	@echo 'make test    everything that CI checks: format, lints, docs, tests with real models'
+	@echo 'make test-hosts   a mesh over five network namespaces (part of make test where they can be made)'
+	@echo 'make soak    random faults and many requests on a real mesh (SECONDS=600 each)'
 	@echo 'make bench   inverse arrival against a running mesh (URL=http://127.0.0.1:8080)'
 	@echo 'make build   only build'
 	@echo 'make models  only fetch the demo model'
@@ -33,7 +35,7 @@ models: build
 models-test: build
 	@SEGUE_BIN=$(SEGUE) scripts/fetch-models.sh demo test
 
-test: lint unit
+test: lint unit hosts-if-possible
 
 lint:
 	@scripts/setup.sh
@@ -43,6 +45,20 @@ lint:
 
 unit: models-test openai-client
 	SEGUE_OPENAI_PYTHON=$(OPENAI_VENV)/bin/python $(CARGO) test --release --locked --workspace
+
+# Router and nodes in network namespaces, joined by links that are limited and
+# cut. Needs root and iproute2.
+test-hosts: models
+	$(CARGO) test --release --locked -p segue --test hosts -- --ignored --nocapture
+
+.PHONY: hosts-if-possible test-hosts
+hosts-if-possible: models
+	@if ip netns add segue-probe 2>/dev/null && ip netns del segue-probe; then $(MAKE) test-hosts; \
+	else echo '*** test-hosts SKIPPED: no network namespaces here (needs root and iproute2)' >&2; fi
+
+SECONDS ?= 600
+soak: models
+	SEGUE_SOAK_SECONDS=$(SECONDS) $(CARGO) test --release --locked -p segue --test soak -- --ignored --nocapture --test-threads 1
 
 # The official OpenAI client, in an environment of its own: system Pythons
 # refuse packages from outside (PEP 668).

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::harness::{self, Client, Mesh, eventually, long_prompt};
+use crate::harness::{self, Mesh, eventually, long_prompt};
 
 #[tokio::test]
 async fn prefill_node_that_dies_at_work_costs_time_but_no_answer() {
@@ -17,13 +17,14 @@ async fn prefill_node_that_dies_at_work_costs_time_but_no_answer() {
     });
     tokio::time::sleep(Duration::from_millis(1500)).await;
     assert!(!request.is_finished());
-    kill_process(pid(&client, "prefill-1").await, Signal::KILL).unwrap();
+    let victim = client.pid("prefill-1").await;
+    kill_process(victim, Signal::KILL).unwrap();
     let answer = request.await.unwrap();
     assert!(!answer.text().is_empty());
     assert!(client.settles(Duration::from_secs(5)).await, "{:#}", client.status().await);
 
     // The supervisor starts it again, and it finds its way back by itself.
-    assert!(healthy_again(&client, "prefill-1").await, "{:#}", client.status().await);
+    assert!(client.sees_another("prefill-1", victim).await, "{:#}", client.status().await);
     let answer = client.chat(&long_prompt(42, 700), 4, "").await;
     assert!(answer.route.starts_with("remote; "), "{}", answer.route);
     assert_eq!(answer.status, 200);
@@ -46,7 +47,7 @@ async fn router_that_dies_comes_back_and_nodes_register_again() {
         http.get(&url).send().await.is_ok_and(|response| response.status().is_success())
     });
     assert!(back.await);
-    assert!(healthy_again(&client, "prefill-1").await, "{:#}", client.status().await);
+    assert!(client.sees_healthy("prefill-1").await, "{:#}", client.status().await);
     assert_eq!(client.chat("Hello", 4, "").await.status, 200);
     let answer = client.chat(&long_prompt(43, 700), 4, "").await;
     assert!(answer.route.starts_with("remote; "), "{}", answer.route);
@@ -86,19 +87,4 @@ async fn node_of_another_authority_stays_outside() {
     assert!(answer.route.contains("prefill=prefill-1"), "{}", answer.route);
     kill_process(Pid::from_child(&stranger), Signal::KILL).unwrap();
     stranger.wait().unwrap();
-}
-
-async fn pid(client: &Client, name: &str) -> Pid {
-    let pids = client.pids().await;
-    let (_, pid) = pids.iter().find(|(node, _)| node == name).unwrap();
-    Pid::from_raw(i32::try_from(*pid).unwrap()).unwrap()
-}
-
-async fn healthy_again(client: &Client, name: &str) -> bool {
-    eventually(Duration::from_secs(20), async || {
-        let status = client.status().await;
-        let nodes = status["nodes"].as_array().unwrap();
-        nodes.iter().any(|node| node["name"] == name && node["healthy"] == true)
-    })
-    .await
 }

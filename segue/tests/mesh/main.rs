@@ -10,6 +10,8 @@ mod answers;
 mod bad_input;
 mod crowds;
 mod failures;
+#[allow(dead_code, reason = "each test binary uses its part")]
 mod harness;
 mod official_client;
 mod processes;
+mod takeover;

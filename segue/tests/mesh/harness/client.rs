@@ -1,8 +1,13 @@
 //! Requests and what came back.
 
-use std::time::Duration;
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use futures_util::StreamExt;
+use futures_util::stream::BoxStream;
+use rustix::process::Pid;
 use serde_json::{Value, json};
 
 use super::{eventually, now};
@@ -36,10 +41,24 @@ pub(crate) struct Stream {
     pub(crate) ttft: Duration,
     /// From the request to the end.
     pub(crate) total: Duration,
-    /// Of the last choice that had one.
-    pub(crate) finish_reason: Option<String>,
-    /// Whether `[DONE]` came.
-    pub(crate) done: bool,
+    /// Chunks that told of a token.
+    pub(crate) tokens: usize,
+    /// All reasons in order; there should be one.
+    pub(crate) finish_reasons: Vec<String>,
+    /// Chunks that named the role.
+    pub(crate) roles: usize,
+    /// Times that `[DONE]` came.
+    pub(crate) dones: usize,
+    /// Different ids of chunks.
+    pub(crate) ids: BTreeSet<String>,
+}
+
+/// A stream under way.
+pub(crate) struct OpenStream {
+    begin: Instant,
+    stream: Stream,
+    body: BoxStream<'static, reqwest::Result<Bytes>>,
+    buffer: Vec<u8>,
 }
 
 impl Client {
@@ -53,26 +72,61 @@ impl Client {
         self.post("/v1/chat/completions", &chat(prompt, max_tokens, false), arm).await
     }
 
+    /// The same, with nothing used that was computed before.
+    pub(crate) async fn cold(&self, prompt: &str, max_tokens: u32, arm: &str) -> Answer {
+        let mut body = chat(prompt, max_tokens, false);
+        body["cache_salt"] = json!(format!("cold {prompt} {arm}"));
+        self.post("/v1/chat/completions", &body, arm).await
+    }
+
     /// The same, streamed to its end.
     pub(crate) async fn stream(&self, prompt: &str, max_tokens: u32) -> Stream {
+        self.open(prompt, max_tokens).await.rest().await
+    }
+
+    /// The same, and nothing computed before is used for it: each call has an
+    /// isolation key of its own.
+    pub(crate) async fn oracle(&self, prompt: &str, max_tokens: u32) -> Stream {
+        static CALLS: AtomicU64 = AtomicU64::new(0);
+        let begin = now();
+        let mut body = chat(prompt, max_tokens, true);
+        body["cache_salt"] = json!(format!("oracle {}", CALLS.fetch_add(1, Relaxed)));
+        let response = self.send("/v1/chat/completions", &body, "").await;
+        assert_eq!(response.status().as_u16(), 200);
+        let oracle = OpenStream::new(begin, response).rest().await;
+        assert!(oracle.is_whole(), "{oracle:?}");
+        oracle
+    }
+
+    /// The same; a refusal or a broken stream is an error in words.
+    pub(crate) async fn try_stream(&self, prompt: &str, max_tokens: u32) -> Result<Stream, String> {
+        let begin = now();
+        let request = self.request("/v1/chat/completions", &chat(prompt, max_tokens, true), "");
+        let response = request.send().await.map_err(|error| error.to_string())?;
+        if response.status().as_u16() != 200 {
+            return Err(format!("{}: {}", response.status(), response.text().await.unwrap_or_default()));
+        }
+        let mut stream = OpenStream::new(begin, response);
+        while stream.try_advance().await? {}
+        Ok(stream.stream)
+    }
+
+    /// The same, to be read event by event.
+    pub(crate) async fn open(&self, prompt: &str, max_tokens: u32) -> OpenStream {
         let begin = now();
         let response = self.send("/v1/chat/completions", &chat(prompt, max_tokens, true), "").await;
         assert_eq!(response.status().as_u16(), 200);
-        let mut stream = Stream { route: route(&response), ..Stream::default() };
-        let mut body = response.bytes_stream();
-        let mut buffer = Vec::new();
-        while let Some(bytes) = body.next().await {
-            buffer.extend_from_slice(&bytes.expect("the stream is not cut"));
-            while let Some(end) = buffer.windows(2).position(|pair| pair == b"\n\n") {
-                let event: Vec<u8> = buffer.drain(..end + 2).collect();
-                stream.take(std::str::from_utf8(&event).unwrap().trim_end());
-                if !stream.text.is_empty() && stream.ttft.is_zero() {
-                    stream.ttft = begin.elapsed();
-                }
-            }
-        }
-        stream.total = begin.elapsed();
-        stream
+        OpenStream::new(begin, response)
+    }
+
+    /// The same, with an answer that only `max_tokens` ends.
+    pub(crate) async fn open_endless(&self, prompt: &str, max_tokens: u32) -> OpenStream {
+        let begin = now();
+        let mut body = chat(prompt, max_tokens, true);
+        body["ignore_eos"] = json!(true);
+        let response = self.send("/v1/chat/completions", &body, "").await;
+        assert_eq!(response.status().as_u16(), 200);
+        OpenStream::new(begin, response)
     }
 
     /// Starts a streamed chat and goes away after `patience`.
@@ -109,6 +163,11 @@ impl Client {
         answer.body
     }
 
+    /// The same, if the router can be reached at all.
+    pub(crate) async fn try_status(&self) -> Option<Value> {
+        self.http.get(format!("{}/mesh/status", self.url)).send().await.ok()?.json().await.ok()
+    }
+
     /// Sum of `field` over the healthy nodes of `role`.
     pub(crate) async fn node_sum(&self, role: &str, field: &str) -> u64 {
         nodes(&self.status().await, role)
@@ -128,6 +187,36 @@ impl Client {
         pids
     }
 
+    /// Process of a node.
+    pub(crate) async fn pid(&self, name: &str) -> Pid {
+        let pids = self.pids().await;
+        let (_, pid) = pids.iter().find(|(node, _)| node == name).unwrap();
+        Pid::from_raw(i32::try_from(*pid).unwrap()).unwrap()
+    }
+
+    /// Waits until the router takes the node for healthy.
+    pub(crate) async fn sees_healthy(&self, name: &str) -> bool {
+        eventually(Duration::from_secs(20), async || {
+            let status = self.status().await;
+            let nodes = status["nodes"].as_array().unwrap();
+            nodes.iter().any(|node| node["name"] == name && node["healthy"] == true)
+        })
+        .await
+    }
+
+    /// Waits until a new process of the node is healthy.
+    pub(crate) async fn sees_another(&self, name: &str, old: Pid) -> bool {
+        let known = async || self.pids().await.iter().any(|(node, _)| node == name);
+        let replaced = async || known().await && self.pid(name).await != old;
+        eventually(Duration::from_secs(20), replaced).await && self.sees_healthy(name).await
+    }
+
+    /// Tokens of a text as the server counts them, template not included.
+    pub(crate) async fn count_tokens(&self, text: &str) -> u64 {
+        let answer = self.post("/tokenize", &json!({ "prompt": text }), "").await;
+        answer.body["count"].as_u64().unwrap_or_else(|| panic!("no count in {answer:?}"))
+    }
+
     /// Waits until nothing is under way anywhere.
     pub(crate) async fn settles(&self, limit: Duration) -> bool {
         eventually(limit, async || {
@@ -139,24 +228,27 @@ impl Client {
         .await
     }
 
-    /// Sum over all nodes of a metric.
+    /// The text of a page that is no JSON.
+    pub(crate) async fn page(&self, path: &str) -> String {
+        self.http.get(format!("{}{path}", self.url)).send().await.unwrap().text().await.unwrap()
+    }
+
+    /// Sum over all nodes of a metric, given with or without labels; 0 if it was
+    /// never counted.
     pub(crate) async fn metric(&self, name: &str) -> f64 {
-        let page = self.http.get(format!("{}/metrics", self.url)).send().await.unwrap().text().await.unwrap();
-        let values: Vec<f64> = page
-            .lines()
-            .filter(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' '])))
-            .map(|line| line.rsplit(' ').next().unwrap().parse().unwrap())
-            .collect();
-        assert!(!values.is_empty(), "no {name} in {page}");
-        values.iter().sum()
+        let page = self.page("/metrics").await;
+        let lines = page.lines().filter_map(|line| line.strip_prefix(name));
+        let values = lines.filter(|rest| rest.starts_with(['{', ' ']));
+        values.map(|rest| rest.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum()
     }
 
     async fn send(&self, path: &str, body: &Value, arm: &str) -> reqwest::Response {
-        let mut request = self.http.post(format!("{}{path}", self.url)).json(body);
-        if !arm.is_empty() {
-            request = request.header("x-segue-prefill", arm);
-        }
-        request.send().await.expect("the router answers")
+        self.request(path, body, arm).send().await.expect("the router answers")
+    }
+
+    fn request(&self, path: &str, body: &Value, arm: &str) -> reqwest::RequestBuilder {
+        let request = self.http.post(format!("{}{path}", self.url)).json(body);
+        if arm.is_empty() { request } else { request.header("x-segue-prefill", arm) }
     }
 }
 
@@ -179,21 +271,78 @@ impl Answer {
     }
 }
 
+impl OpenStream {
+    fn new(begin: Instant, response: reqwest::Response) -> Self {
+        let stream = Stream { route: route(&response), ..Stream::default() };
+        Self { begin, stream, body: response.bytes_stream().boxed(), buffer: Vec::new() }
+    }
+
+    /// What came so far.
+    pub(crate) fn so_far(&self) -> &Stream {
+        &self.stream
+    }
+
+    /// Takes in what arrives next; false at the end.
+    pub(crate) async fn advance(&mut self) -> bool {
+        self.try_advance().await.expect("the stream is not cut and has no error in it")
+    }
+
+    async fn try_advance(&mut self) -> Result<bool, String> {
+        let Some(bytes) = self.body.next().await else { return Ok(false) };
+        self.buffer.extend_from_slice(&bytes.map_err(|error| error.to_string())?);
+        while let Some(end) = self.buffer.windows(2).position(|pair| pair == b"\n\n") {
+            let event: Vec<u8> = self.buffer.drain(..end + 2).collect();
+            self.stream.take(std::str::from_utf8(&event).unwrap().trim_end())?;
+        }
+        if !self.stream.text.is_empty() && self.stream.ttft.is_zero() {
+            self.stream.ttft = self.begin.elapsed();
+        }
+        Ok(true)
+    }
+
+    /// Reads the rest.
+    pub(crate) async fn rest(mut self) -> Stream {
+        while self.advance().await {}
+        self.stream.total = self.begin.elapsed();
+        self.stream
+    }
+}
+
 impl Stream {
-    fn take(&mut self, event: &str) {
-        let Some(data) = event.strip_prefix("data: ") else { return };
+    /// Whether it is one whole answer: one role, one reason, one `[DONE]`, one id.
+    pub(crate) fn is_whole(&self) -> bool {
+        (self.roles, self.finish_reasons.len(), self.dones, self.ids.len()) == (1, 1, 1, 1)
+    }
+
+    fn take(&mut self, event: &str) -> Result<(), String> {
+        let Some(data) = event.strip_prefix("data: ") else { return Ok(()) };
         if data == "[DONE]" {
-            self.done = true;
-            return;
+            self.dones += 1;
+            return Ok(());
         }
         let event: Value = serde_json::from_str(data).expect("events are JSON");
-        assert!(event["error"].is_null(), "{event}");
-        let choice = &event["choices"][0];
-        self.text.push_str(choice["delta"]["content"].as_str().unwrap_or(""));
-        if let Some(reason) = choice["finish_reason"].as_str() {
-            self.finish_reason = Some(reason.to_owned());
+        if !event["error"].is_null() {
+            return Err(event.to_string());
         }
+        self.ids.insert(event["id"].to_string());
+        let choice = &event["choices"][0];
+        if choice["delta"]["role"].is_string() {
+            self.roles += 1;
+        } else if let Some(text) = choice["delta"]["content"].as_str() {
+            self.tokens += 1;
+            self.text.push_str(text);
+        }
+        if let Some(reason) = choice["finish_reason"].as_str() {
+            self.finish_reasons.push(reason.to_owned());
+        }
+        Ok(())
     }
+}
+
+/// Name of the decode node in a route header.
+pub(crate) fn decode_node(route: &str) -> &str {
+    let field = route.split("; ").find_map(|field| field.strip_prefix("decode="));
+    field.unwrap_or_else(|| panic!("no decode node in {route:?}"))
 }
 
 /// The nodes of `role` in a status.

@@ -3,7 +3,7 @@
 mod client;
 mod prompts;
 
-pub(crate) use client::Client;
+pub(crate) use client::{Client, decode_node, nodes};
 pub(crate) use prompts::{code_word, long_prompt};
 
 use std::io::{BufRead, BufReader, Read};

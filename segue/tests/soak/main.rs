@@ -1,0 +1,19 @@
+//! Long tests, for `make soak`: run by name with `--ignored`, their length in
+//! `SEGUE_SOAK_SECONDS` (default 60).
+
+#![allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "tests fail loudly and measure real time")]
+
+mod chaos;
+mod flat;
+#[allow(dead_code, unused_imports, reason = "each test binary uses its part")]
+#[path = "../mesh/harness/mod.rs"]
+mod harness;
+mod prompts;
+
+use std::time::Duration;
+
+/// How long a soak test runs.
+fn soak_time() -> Duration {
+    let seconds = std::env::var("SEGUE_SOAK_SECONDS").ok().map(|text| text.parse().expect("whole seconds"));
+    Duration::from_secs(seconds.unwrap_or(60))
+}
