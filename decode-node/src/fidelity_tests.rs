@@ -273,3 +273,8 @@ async fn smollm2_f16_goes_on_as_if_it_had_computed_the_prompt() {
 async fn gemma3_with_a_sliding_window_goes_on_as_if_it_had_computed_the_prompt() {
     check(model_file("gemma3-270m-q4_k_m.gguf"), false).await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn gemma3_f16_goes_on_as_if_it_had_computed_the_prompt() {
+    check(f16_copy("gemma3-270m-q4_k_m.gguf", "gemma3-270m-f16.gguf"), true).await;
+}
