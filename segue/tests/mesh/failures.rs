@@ -73,6 +73,9 @@ async fn node_of_another_authority_stays_outside() {
     let config = data.path().join("stranger.toml");
     let mesh_keys = data.path().canonicalize().unwrap().join("keys");
     let text = own.replace("prefill-1", "stranger").replace(mesh_keys.to_str().unwrap(), other);
+    // The port is taken.
+    let listen = own.lines().find(|line| line.starts_with("listen = ")).unwrap();
+    let text = text.replace(listen, "listen = \"127.0.0.1:0\"");
     assert_ne!(text, own);
     std::fs::write(&config, text).unwrap();
     let mut command = harness::segue(&["prefill", "--config", config.to_str().unwrap()]);

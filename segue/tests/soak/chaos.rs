@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::harness::{self, Client, Mesh};
@@ -39,7 +41,7 @@ async fn random_faults_cost_time_but_no_answer() {
     let over = Arc::new(AtomicBool::new(false));
     let mut clients = tokio::task::JoinSet::new();
     for number in 0..CLIENTS {
-        clients.spawn(ask_until(over.clone(), client.clone(), known.clone(), Random(number + 1)));
+        clients.spawn(ask_until(over.clone(), client.clone(), known.clone(), StdRng::seed_from_u64(number)));
     }
     let faults = torment(&client, soak_time()).await;
     over.store(true, Relaxed);
@@ -62,10 +64,10 @@ async fn random_faults_cost_time_but_no_answer() {
     assert!(total.refused.len() * 100 <= asked, "{} of {asked} refused", total.refused.len());
 }
 
-async fn ask_until(over: Arc<AtomicBool>, client: Client, known: Arc<[Known]>, mut random: Random) -> Tally {
+async fn ask_until(over: Arc<AtomicBool>, client: Client, known: Arc<[Known]>, mut random: StdRng) -> Tally {
     let mut tally = Tally::default();
     while !over.load(Relaxed) {
-        let Known { prompt, answer } = &known[random.below(known.len() as u64) as usize];
+        let Known { prompt, answer } = &known[random.random_range(0..known.len())];
         let begin = Instant::now();
         match tokio::time::timeout(HANGS_AFTER, client.try_stream(prompt, ANSWER_TOKENS)).await {
             Err(_) => tally.hung += 1,
@@ -85,7 +87,7 @@ async fn ask_until(over: Arc<AtomicBool>, client: Client, known: Arc<[Known]>, m
 /// One fault after the other; the supervisor starts what died. Returns how many.
 async fn torment(client: &Client, how_long: Duration) -> u32 {
     let end = Instant::now() + how_long;
-    let mut random = Random(7);
+    let mut random = StdRng::seed_from_u64(7);
     let mut faults = 0;
     while Instant::now() < end {
         tokio::time::sleep(PEACE).await;
@@ -93,8 +95,8 @@ async fn torment(client: &Client, how_long: Duration) -> u32 {
         if pids.is_empty() {
             continue;
         }
-        let (name, pid) = &pids[random.below(pids.len() as u64) as usize];
-        let signal = [Signal::TERM, Signal::KILL, Signal::STOP][random.below(3) as usize];
+        let (name, pid) = &pids[random.random_range(0..pids.len())];
+        let signal = [Signal::TERM, Signal::KILL, Signal::STOP][random.random_range(0..3)];
         println!("{signal:?} to {name}");
         let pid = Pid::from_raw(*pid as i32).unwrap();
         // It may have gone by itself since the status.
@@ -107,17 +109,4 @@ async fn torment(client: &Client, how_long: Duration) -> u32 {
         }
     }
     faults
-}
-
-struct Random(u64);
-
-impl Random {
-    /// SplitMix64.
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % bound
-    }
 }
