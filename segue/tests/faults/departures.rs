@@ -7,6 +7,8 @@ use crate::harness::{self, Client, eventually, long_prompt};
 const SETTLE: Duration = Duration::from_secs(10);
 /// The status of a node is at most this old.
 const STATUS: Duration = Duration::from_millis(500);
+/// Longer than anything here takes on a slow machine.
+const SLOW: Duration = Duration::from_secs(60);
 /// `chunk_tokens` of a prefill node.
 const CHUNK: u64 = 256;
 
@@ -16,10 +18,15 @@ async fn prompt_of_a_departed_client_stops_within_a_chunk() {
     let (_turn, client) = harness::shared().await;
     assert!(client.settles(SETTLE).await);
     let before = client.node_sum("prefill", "prefill_tokens_total").await;
-    client.leave(&long_prompt(101, 3500), 8, Duration::from_millis(1500)).await;
+    let asking = tokio::spawn({
+        let client = client.clone();
+        async move { client.leave(&long_prompt(101, 5500), 8, SLOW).await }
+    });
+    assert!(computes_more_than(&client, before).await, "{:#}", client.status().await);
+    asking.abort();
     tokio::time::sleep(STATUS).await;
     let computed = client.node_sum("prefill", "prefill_tokens_total").await;
-    assert!(before < computed && computed < before + 3000, "{} tokens computed", computed - before);
+    assert!(computed < before + 5000, "{} tokens: it was nearly done", computed - before);
     assert!(client.settles(Duration::from_secs(2)).await, "{:#}", client.status().await);
     // The chunk that was being computed ends, and no other begins.
     tokio::time::sleep(Duration::from_secs(4)).await;
@@ -39,21 +46,24 @@ async fn prompts_that_leave_the_queue_are_never_computed() {
         clients.spawn(async move {
             // The first one is the shortest and keeps the node busy.
             let words = if index == 0 { 2000 } else { 2600 };
-            client.leave(&long_prompt(110 + index, words), 8, Duration::from_secs(2)).await;
+            client.leave(&long_prompt(110 + index, words), 8, SLOW).await;
         });
     }
-    while let Some(left) = clients.join_next().await {
-        left.unwrap();
-    }
+    assert!(computes_more_than(&client, before).await, "{:#}", client.status().await);
+    clients.shutdown().await;
     let empty =
         eventually(Duration::from_secs(2), async || client.node_sum("prefill", "queue_tokens").await == 0);
     assert!(empty.await, "{:#}", client.status().await);
     tokio::time::sleep(STATUS).await;
     let computed = client.node_sum("prefill", "prefill_tokens_total").await;
-    assert!(computed > before, "nothing was computed at all");
     tokio::time::sleep(Duration::from_secs(4)).await;
     let after = client.node_sum("prefill", "prefill_tokens_total").await;
     assert!(after <= computed + CHUNK, "{} tokens were computed for nobody", after - computed);
+}
+
+/// Waits until prefill nodes have computed something since.
+async fn computes_more_than(client: &Client, before: u64) -> bool {
+    eventually(SLOW, async || client.node_sum("prefill", "prefill_tokens_total").await > before).await
 }
 
 // A10
@@ -81,7 +91,7 @@ async fn cancelled(client: &Client) -> f64 {
 }
 
 async fn stops_generating(client: &Client) {
-    assert!(client.settles(Duration::from_secs(1)).await, "{:#}", client.status().await);
+    assert!(client.settles(Duration::from_secs(3)).await, "{:#}", client.status().await);
     tokio::time::sleep(STATUS).await;
     let generated = client.node_sum("decode", "generated_tokens_total").await;
     tokio::time::sleep(Duration::from_secs(1)).await;
@@ -128,10 +138,10 @@ async fn prompts_that_leave_while_they_wait_for_a_slot_free_their_memory() {
     for index in 0..3 {
         let client = client.clone();
         waiting.spawn(async move {
-            client.leave(&long_prompt(240 + index, 560), 8, Duration::from_secs(20)).await;
+            client.leave(&long_prompt(240 + index, 560), 8, SLOW).await;
         });
     }
-    let staged = eventually(Duration::from_secs(20), async || {
+    let staged = eventually(SLOW, async || {
         let computed = client.node_sum("prefill", "prefill_tokens_total").await - before;
         let status = client.status().await;
         computed >= 3 * 560 && status["slots_used"] == 8 && status["staged_bytes"].as_u64().unwrap() > 0

@@ -66,6 +66,6 @@ async fn prefill_node_killed_early_costs_seconds_not_the_transfer_timeout() {
     assert_eq!(answer.status, 200, "{answer:?}");
     println!("answered {took:?} after the request");
     // Detection, and some 840 tokens computed on the decode node.
-    assert!(took < Duration::from_secs(15), "{took:?}");
+    assert!(took < Duration::from_secs(40), "{took:?}");
     assert!(client.settles(Duration::from_secs(5)).await, "{:#}", client.status().await);
 }
