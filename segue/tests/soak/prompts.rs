@@ -17,7 +17,7 @@ const QUESTIONS: [&str; 6] = [
     "What is the capital of Italy? Answer with one word.",
     "What is the capital of Japan? Answer with one word.",
     "Repeat the word banana three times.",
-    "Count from 1 to 9, one number per line.",
+    "What is the capital of Germany? Answer with one word.",
     "Say the days of the week.",
 ];
 

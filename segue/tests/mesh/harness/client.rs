@@ -75,7 +75,7 @@ impl Client {
     /// The same, with nothing used that was computed before.
     pub(crate) async fn cold(&self, prompt: &str, max_tokens: u32, arm: &str) -> Answer {
         let mut body = chat(prompt, max_tokens, false);
-        body["cache_salt"] = json!(format!("cold {prompt} {arm}"));
+        body["cache_salt"] = json!(fresh_salt());
         self.post("/v1/chat/completions", &body, arm).await
     }
 
@@ -87,10 +87,9 @@ impl Client {
     /// The same, and nothing computed before is used for it: each call has an
     /// isolation key of its own.
     pub(crate) async fn oracle(&self, prompt: &str, max_tokens: u32) -> Stream {
-        static CALLS: AtomicU64 = AtomicU64::new(0);
         let begin = now();
         let mut body = chat(prompt, max_tokens, true);
-        body["cache_salt"] = json!(format!("oracle {}", CALLS.fetch_add(1, Relaxed)));
+        body["cache_salt"] = json!(fresh_salt());
         let response = self.send("/v1/chat/completions", &body, "").await;
         assert_eq!(response.status().as_u16(), 200);
         let oracle = OpenStream::new(begin, response).rest().await;
@@ -348,6 +347,12 @@ pub(crate) fn decode_node(route: &str) -> &str {
 /// The nodes of `role` in a status.
 pub(crate) fn nodes<'a>(status: &'a Value, role: &str) -> Vec<&'a Value> {
     status["nodes"].as_array().unwrap().iter().filter(|node| node["role"] == role).collect()
+}
+
+/// A key of isolation that no other request has.
+fn fresh_salt() -> String {
+    static CALLS: AtomicU64 = AtomicU64::new(0);
+    format!("oracle {}", CALLS.fetch_add(1, Relaxed))
 }
 
 fn chat(prompt: &str, max_tokens: u32, stream: bool) -> Value {
