@@ -120,12 +120,19 @@ mod tests {
     #[test]
     fn mistakes_are_reported_together_with_their_range() {
         let dir = std::env::temp_dir().join(format!("segue-decode-config-{}", std::process::id()));
-        std::fs::write(&dir, "model = \"m.gguf\"\nslots = 0\nslot = 3\nitl_cap_ms = 0.0\n").unwrap();
+        std::fs::write(
+            &dir,
+            "model = \"m.gguf\"\nslots = 0\nslot = 3\nitl_cap_ms = 0.0\nstall_seconds = 0.5\n",
+        )
+        .unwrap();
         let message = DecodeConfig::read(&dir).unwrap_err().to_string();
         std::fs::remove_file(&dir).unwrap();
-        for part in
-            ["unknown key `slot`", "`slots` is 0, allowed 1 to 256", "`itl_cap_ms` is 0, allowed 1 to 60000"]
-        {
+        for part in [
+            "unknown key `slot`",
+            "`slots` is 0, allowed 1 to 256",
+            "`itl_cap_ms` is 0, allowed 1 to 60000",
+            "`stall_seconds` is 0.5, allowed 1 to 3600",
+        ] {
             assert!(message.contains(part), "{message}");
         }
     }

@@ -141,13 +141,14 @@ mod tests {
     #[test]
     fn mistakes_are_reported_together_with_their_range() {
         let message = check(
-            "model = \"m\"\nblock_tokens = 100\nchunk_token = 1\nmax_resident = 0\nlisten = \"0.0.0.0:1\"",
+            "model = \"m\"\nblock_tokens = 100\nchunk_token = 1\nmax_resident = 0\nstaging_bytes = 5000000000000\nlisten = \"0.0.0.0:1\"",
         )
         .unwrap_err();
         for part in [
             "unknown key `chunk_token`",
             "`chunk_tokens` is 256, not a multiple of `block_tokens` = 100",
             "`max_resident` is 0, allowed 1 to 64",
+            "`staging_bytes` is 5000000000000, allowed 0 to 4398046511104",
             "`listen` is 0.0.0.0:1; name the address",
         ] {
             assert!(message.contains(part), "{part} not in {message}");

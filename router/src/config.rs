@@ -184,7 +184,7 @@ mod tests {
 
     #[test]
     fn all_mistakes_are_reported_at_once() {
-        let text = "frozen_seconds = 0\nname = \"\"\nlisten = \"8080\"\nbody_bytes_max = 3\nmodel_alias = \" \"\nprt = 1";
+        let text = "frozen_seconds = 0\nconnections_max = 0\nclient_timeout_seconds = 0\nname = \"\"\nlisten = \"8080\"\nbody_bytes_max = 3\nmodel_alias = \" \"\nprt = 1";
         let error = parse(text).unwrap_err();
         for part in [
             "unknown key `prt`",
@@ -194,6 +194,8 @@ mod tests {
             "`keys_dir` is missing",
             "`model_alias` is empty",
             "`frozen_seconds` is 0, allowed 1 to 3600",
+            "`connections_max` is 0, allowed 1 to 1048576",
+            "`client_timeout_seconds` is 0, allowed 1 to 86400",
             "`body_bytes_max` is 3, allowed 1024 to 1073741824",
         ] {
             assert!(error.contains(part), "{part:?} in {error}");

@@ -244,3 +244,17 @@ async fn a_draining_node_finishes_what_runs_and_refuses_what_comes() {
     let answer = timeout(PATIENCE, Answer::read(inbox)).await.unwrap();
     assert_eq!(answer.tokens, mesh.model.continuation(&prompt, 20));
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_node_at_the_address_of_a_prefill_node_is_not_taken_for_it() {
+    let mut mesh = Mesh::new(quick()).await;
+    let p = mesh.prefill(mesh.model.clone()).await;
+    let d = mesh.decode(|_| ()).await;
+    let prompt = prompt(1, 300);
+    let candidate = PrefillCandidate { name: "prefill-9".to_owned(), ..p.candidate() };
+    let answer = d.answer(&request(&prompt, vec![candidate])).await;
+    let (_, by, reason, _) = answer.started.unwrap();
+    assert_eq!(by, "");
+    assert!(reason.contains("prefill-1 answers there, not prefill-9"), "{reason}");
+    assert_eq!(answer.tokens, mesh.model.continuation(&prompt, 20));
+}

@@ -63,6 +63,8 @@ fn a_mismatch_is_refused_and_both_values_are_named() {
     assert!(reason.contains("99") && reason.contains(&PROTOCOL_VERSION.to_string()), "{reason}");
     let reason = mesh.refuse(Hello { block_tokens: 0, ..hello("d", "decode") });
     assert_eq!(reason, "block_tokens is 0, allowed 1 to 16777216");
+    let reason = mesh.refuse(Hello { slots: 2000, ..hello("d", "decode") });
+    assert_eq!(reason, "slots is 2000, allowed 1 to 1024");
 }
 
 #[test]
