@@ -9,7 +9,7 @@ CACHE := $(or $(SEGUE_CACHE),$(HOME)/.cache/segue)
 OPENAI_VENV := $(CACHE)/venv-openai
 LISTEN ?= 127.0.0.1:8080
 
-.PHONY: help run build models models-test test lint unit openai-client soak bench
+.PHONY: help run build models models-test test lint unit openai-client test-hosts hosts-if-possible soak bench
 
 help:
 	@echo 'make run     install what is missing, build, fetch the demo model, start a mesh, show a demo'
@@ -51,7 +51,6 @@ unit: models-test openai-client
 test-hosts: models
 	$(CARGO) test --release --locked -p segue --test hosts -- --ignored --nocapture
 
-.PHONY: hosts-if-possible test-hosts
 hosts-if-possible: models
 	@if scripts/can-make-hosts.sh 2>/dev/null; then $(MAKE) test-hosts; \
 	else echo '*** test-hosts SKIPPED: no network namespaces here (needs root and iproute2)' >&2; fi

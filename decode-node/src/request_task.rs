@@ -186,13 +186,16 @@ impl Node {
             room = timeout(STAGING_PATIENCE, self.staging.reserve(bytes)) => room,
             () = cancel.cancelled() => return Ok(Prefilled::default()),
         };
-        let reason = match room {
-            Ok(Some(_)) => String::new(),
-            Ok(None) => format!("its KV of {bytes} bytes is larger than the staging memory"),
-            Err(_) => format!("no staging memory became free for {} s", STAGING_PATIENCE.as_secs()),
-        };
-        let Ok(Some(room)) = room else {
-            return self.fall_back(&request, &sequence, None, reason);
+        let room = match room {
+            Ok(Some(room)) => room,
+            Ok(None) => {
+                let reason = format!("its KV of {bytes} bytes is larger than the staging memory");
+                return self.fall_back(&request, &sequence, None, reason);
+            }
+            Err(_) => {
+                let reason = format!("no staging memory became free for {} s", STAGING_PATIENCE.as_secs());
+                return self.fall_back(&request, &sequence, None, reason);
+            }
         };
         let seed = ChainSeed::new(self.fingerprint, template.layout().id(), IsolationKey(request.isolation));
         let table = Arc::new(BlockTable::new(seed, &sequence.tokens[..end], self.block_tokens));

@@ -54,8 +54,7 @@ impl Endpoint {
         credentials: &Credentials,
         tuning: &Tuning,
     ) -> Result<Self, TransferError> {
-        Self::try_bind(address, credentials, tuning, true)
-            .map_err(|reason| TransferError::Bind { address: address.to_string(), reason })
+        Self::bind_as(address, credentials, tuning, true)
     }
 
     /// Like [`Endpoint::bind`], for an endpoint that only connects: whoever
@@ -65,7 +64,16 @@ impl Endpoint {
         credentials: &Credentials,
         tuning: &Tuning,
     ) -> Result<Self, TransferError> {
-        Self::try_bind(address, credentials, tuning, false)
+        Self::bind_as(address, credentials, tuning, false)
+    }
+
+    fn bind_as(
+        address: SocketAddr,
+        credentials: &Credentials,
+        tuning: &Tuning,
+        accepts: bool,
+    ) -> Result<Self, TransferError> {
+        Self::try_bind(address, credentials, tuning, accepts)
             .map_err(|reason| TransferError::Bind { address: address.to_string(), reason })
     }
 

@@ -169,14 +169,9 @@ pub(super) fn whole_body(app: &App, body: Result<Bytes, BytesRejection>) -> Resu
 
 /// Whether the body stood still for too long: somewhere in the chain of causes.
 fn is_timeout(rejection: &BytesRejection) -> bool {
-    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(rejection);
-    while let Some(error) = cause {
-        if error.is::<tower_http::timeout::TimeoutError>() {
-            return true;
-        }
-        cause = error.source();
-    }
-    false
+    let first: &(dyn std::error::Error + 'static) = rejection;
+    std::iter::successors(Some(first), |error| error.source())
+        .any(|error| error.is::<tower_http::timeout::TimeoutError>())
 }
 
 /// A checked request with its prompts as tokens.

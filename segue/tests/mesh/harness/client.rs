@@ -87,12 +87,9 @@ impl Client {
     /// The same, and nothing computed before is used for it: each call has an
     /// isolation key of its own.
     pub(crate) async fn oracle(&self, prompt: &str, max_tokens: u32) -> Stream {
-        let begin = now();
         let mut body = chat(prompt, max_tokens, true);
         body["cache_salt"] = json!(fresh_salt());
-        let response = self.send("/v1/chat/completions", &body, "").await;
-        assert_eq!(response.status().as_u16(), 200);
-        let oracle = OpenStream::new(begin, response).rest().await;
+        let oracle = self.open_body(&body).await.rest().await;
         assert!(oracle.is_whole(), "{oracle:?}");
         oracle
     }
@@ -112,18 +109,19 @@ impl Client {
 
     /// The same, to be read event by event.
     pub(crate) async fn open(&self, prompt: &str, max_tokens: u32) -> OpenStream {
-        let begin = now();
-        let response = self.send("/v1/chat/completions", &chat(prompt, max_tokens, true), "").await;
-        assert_eq!(response.status().as_u16(), 200);
-        OpenStream::new(begin, response)
+        self.open_body(&chat(prompt, max_tokens, true)).await
     }
 
     /// The same, with an answer that only `max_tokens` ends.
     pub(crate) async fn open_endless(&self, prompt: &str, max_tokens: u32) -> OpenStream {
-        let begin = now();
         let mut body = chat(prompt, max_tokens, true);
         body["ignore_eos"] = json!(true);
-        let response = self.send("/v1/chat/completions", &body, "").await;
+        self.open_body(&body).await
+    }
+
+    async fn open_body(&self, body: &Value) -> OpenStream {
+        let begin = now();
+        let response = self.send("/v1/chat/completions", body, "").await;
         assert_eq!(response.status().as_u16(), 200);
         OpenStream::new(begin, response)
     }
@@ -205,8 +203,8 @@ impl Client {
 
     /// Waits until a new process of the node is healthy.
     pub(crate) async fn sees_another(&self, name: &str, old: Pid) -> bool {
-        let known = async || self.pids().await.iter().any(|(node, _)| node == name);
-        let replaced = async || known().await && self.pid(name).await != old;
+        let old = old.as_raw_nonzero().get() as u64;
+        let replaced = async || self.pids().await.iter().any(|(node, pid)| node == name && *pid != old);
         eventually(Duration::from_secs(20), replaced).await && self.sees_healthy(name).await
     }
 
