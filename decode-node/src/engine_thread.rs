@@ -2,9 +2,11 @@
 #![expect(clippy::disallowed_methods, reason = "a shell: it supplies the clock")]
 
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+use tokio::sync::mpsc::error::TryRecvError;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::oneshot;
 
 use crate::runner::Runner;
 use crate::sequence::{NewSequence, RequestKey};
@@ -23,17 +25,15 @@ enum Command {
 /// Handle to the engine thread; cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Engine {
-    commands: Sender<Command>,
+    commands: UnboundedSender<Command>,
 }
 
 impl Engine {
-    /// Starts the thread. It ends, and the join handle resolves, on `stop` or a panic.
-    pub(crate) fn start(runner: Runner, stats: Arc<Stats>) -> std::io::Result<(Self, JoinHandle<()>)> {
-        let (commands, inbox) = channel();
-        let thread = std::thread::Builder::new()
-            .name("engine".to_owned())
-            .spawn(move || EngineLoop { runner, stats, inbox, published: None }.run())?;
-        Ok((Self { commands }, thread))
+    /// Starts the thread. It ends on `stop` or a panic, and says so.
+    pub(crate) fn start(runner: Runner, stats: Arc<Stats>) -> std::io::Result<(Self, EngineEnd)> {
+        let (commands, inbox) = unbounded_channel();
+        let engine = EngineLoop { runner, stats, inbox, published: None };
+        Ok((Self { commands }, host::thread("engine", engine.run())?))
     }
 
     /// Hands a sequence over. When the engine is gone the sequence is dropped,
@@ -51,26 +51,35 @@ impl Engine {
     }
 }
 
+/// Resolves when the thread has ended; `Err` holds the message of a panic.
+pub(crate) type EngineEnd = oneshot::Receiver<Result<(), String>>;
+
 struct EngineLoop {
     runner: Runner,
     stats: Arc<Stats>,
-    inbox: Receiver<Command>,
+    inbox: UnboundedReceiver<Command>,
     /// When, and at which version of the runner.
     published: Option<(Instant, (u64, usize))>,
 }
 
 impl EngineLoop {
-    fn run(mut self) {
-        while self.take_commands() {
-            self.runner.turn();
+    async fn run(mut self) {
+        let mut idle = true;
+        while self.take_commands(idle).await {
+            let step = self.runner.begin();
+            idle = step.is_none();
+            if let Some(step) = step {
+                host::stepped().await;
+                self.runner.end(step);
+            }
             self.publish();
         }
     }
 
-    /// Takes all commands waiting; blocks while there is nothing to do.
+    /// Takes all commands waiting; if `idle`, there is nothing to do before the next.
     /// Returns false when it is time to stop.
-    fn take_commands(&mut self) -> bool {
-        if !self.runner.has_work() && !self.inbox.recv().is_ok_and(|command| self.take(command)) {
+    async fn take_commands(&mut self, idle: bool) -> bool {
+        if idle && !self.inbox.recv().await.is_some_and(|command| self.take(command)) {
             return false;
         }
         loop {
@@ -96,7 +105,7 @@ impl EngineLoop {
     }
 
     fn publish(&mut self) {
-        let now = Instant::now();
+        let now = host::now();
         let version = self.runner.version();
         let (warm_changed, due) = match self.published {
             Some((at, before)) => {

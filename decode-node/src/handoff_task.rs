@@ -12,6 +12,7 @@ use engine::InstallBlob;
 use handoff::{
     FrameFacts, FrameVerdict, Receiver, ReceiverAction, ReceiverEvent, ReceiverOutcome, ReceiverPlan,
 };
+use host::Bug;
 use kernels::RowsShape;
 use kv_block::{BlockTable, HandoffId, Layout, ManifestDigest};
 use kv_transfer::{
@@ -115,7 +116,7 @@ pub(crate) async fn run(
     let counted = job.stats.handoff();
     let handoff = Handoff {
         first_block: plan.first_block,
-        receiver: Receiver::new(Instant::now(), plan),
+        receiver: Receiver::new(host::now(), plan),
         table: job.table,
         layout: job.layout,
         request: Some(job.request),
@@ -128,7 +129,7 @@ pub(crate) async fn run(
         staged: job.stats.staged(),
         stats: job.stats,
         reused_tokens: 0,
-        began: Instant::now(),
+        began: host::now(),
         computed: None,
         refusal: String::new(),
         doubt: None,
@@ -190,15 +191,15 @@ impl Handoff {
         let Some(deadline) = deadline else { return };
         match self.doubt {
             Some((of, _)) if of == deadline => self.event(ReceiverEvent::DeadlinePassed),
-            _ => self.doubt = Some((deadline, Instant::now() + DOUBT)),
+            _ => self.doubt = Some((deadline, host::now() + DOUBT)),
         }
     }
 
     fn event(&mut self, event: ReceiverEvent) {
-        if let Err(error) = self.receiver.handle(Instant::now(), event) {
+        if let Err(error) = self.receiver.handle(host::now(), event) {
             // Only a peer that breaks the order of messages can cause this.
             tracing::warn!(%error, "prefill node broke the handoff protocol");
-            let _ = self.receiver.handle(Instant::now(), ReceiverEvent::PeerLost);
+            let _ = self.receiver.handle(host::now(), ReceiverEvent::PeerLost);
         }
     }
 
@@ -230,7 +231,7 @@ impl Handoff {
             HandoffMessage::Progress { computed_tokens, reused_tokens } => {
                 self.reused_tokens = reused_tokens as usize;
                 if computed_tokens as usize >= self.table.token_count() {
-                    self.computed.get_or_insert_with(Instant::now);
+                    self.computed.get_or_insert_with(host::now);
                 }
                 // Reused tokens take no time: they must not look like progress.
                 ReceiverEvent::Progress {
@@ -271,7 +272,7 @@ impl Handoff {
             raw_bytes: u64::from(header.raw_bytes),
             encoded_bytes: u64::from(header.encoded_bytes),
         };
-        self.inbound = match self.receiver.admit_frame(Instant::now(), &facts) {
+        self.inbound = match self.receiver.admit_frame(host::now(), &facts) {
             FrameVerdict::Store => match kernels::codec(header.codec) {
                 Ok(codec) if codec.is_identity() && header.encoded_bytes != header.raw_bytes => {
                     tracing::warn!(codec = codec.name(), "frame length does not match its codec");
@@ -352,6 +353,7 @@ impl Handoff {
                     }
                     Ok(())
                 }
+                ReceiverAction::ReleaseStaged { .. } if host::has(Bug::StagingKept) => Ok(()),
                 ReceiverAction::ReleaseStaged { .. } => {
                     self.staged.set(self.receiver.staged_bytes() as i64);
                     Ok(())
@@ -382,7 +384,7 @@ impl Handoff {
         match outcome {
             ReceiverOutcome::Installed => {
                 self.stats.handoffs_completed.fetch_add(1, Relaxed);
-                let micros = |since: Instant| since.elapsed().as_micros() as u64;
+                let micros = |since: Instant| host::now().saturating_duration_since(since).as_micros() as u64;
                 self.stats.handoff_micros.fetch_add(micros(self.began), Relaxed);
                 let tail = self.computed.map_or(0, micros);
                 self.stats.handoff_tail_micros.fetch_add(tail, Relaxed);
@@ -392,6 +394,9 @@ impl Handoff {
             _ => {}
         }
         self.stats.handoffs_failed.fetch_add(1, Relaxed);
+        if host::has(Bug::StagingKept) {
+            std::mem::forget(self.staged);
+        }
         let (salvaged_blocks, reason) = match outcome {
             ReceiverOutcome::Broken { salvaged_blocks, reason } if self.refusal.is_empty() => {
                 (salvaged_blocks, reason.to_owned())
@@ -400,6 +405,10 @@ impl Handoff {
                 (salvaged_blocks, format!("{reason} ({})", self.refusal))
             }
             _ => (self.first_block, self.refusal),
+        };
+        let salvaged_blocks = match host::has(Bug::SalvageTooMuch) {
+            true => (salvaged_blocks + 1).min(self.table.block_count()),
+            false => salvaged_blocks,
         };
         match self.blob {
             Some(blob) => HandoffEnd::NotDone { blob, salvaged_blocks, reason },

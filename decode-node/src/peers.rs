@@ -104,7 +104,7 @@ impl Peers {
         let (routes, stats) = (self.routes.clone(), self.stats.clone());
         let (known, address, routed) = (self.connections.clone(), address.to_owned(), connection.clone());
         let place = place.clone();
-        tokio::spawn(async move {
+        host::spawn(async move {
             route_frames(routed, routes, stats).await;
             forget(&known, &address, &place);
         });
@@ -139,7 +139,7 @@ fn forget(known: &Mutex<HashMap<String, Place>>, address: &str, place: &Place) {
 async fn route_frames(connection: Connection, routes: Arc<Routes>, stats: Arc<Stats>) {
     while let Ok(reader) = connection.accept_frames().await {
         // A task of its own: a stream whose header is slow must not hold others.
-        tokio::spawn(route_stream(reader, routes.clone(), stats.clone()));
+        host::spawn(route_stream(reader, routes.clone(), stats.clone()));
     }
 }
 

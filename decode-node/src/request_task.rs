@@ -80,6 +80,7 @@ pub(crate) async fn serve(node: Arc<Node>, mut sender: MessageSender, mut inbox:
         }
     };
     tokio::select! {
+        biased;
         result = events => match result {
             Ok(()) => sender.finish(),
             Err(error) => tracing::debug!(%error, "router is gone"),
@@ -166,7 +167,7 @@ impl Node {
         cancel: CancellationToken,
     ) -> Result<Prefilled, Failure> {
         let bulk = self.bulk.clone();
-        let task = bulk.spawn(async move { self.remote(request, sequence, cancel).await });
+        let task = host::spawn_on(&bulk, async move { self.remote(request, sequence, cancel).await });
         task.await.unwrap_or_else(|error| Err((FailureKind::Internal, format!("handoff task: {error}"))))
     }
 
@@ -183,6 +184,7 @@ impl Node {
         let end = sequence.tokens.len() - 1;
         let bytes = template.blob_bytes(end);
         let room = tokio::select! {
+            biased;
             room = timeout(STAGING_PATIENCE, self.staging.reserve(bytes)) => room,
             () = cancel.cancelled() => return Ok(Prefilled::default()),
         };
@@ -220,7 +222,7 @@ impl Node {
             }
         }
         // It copies up to the whole prefix, and others' frames come in on this thread.
-        let salvaged = tokio::task::spawn_blocking(move || work.salvage()).await.ok().flatten();
+        let salvaged = host::blocking(move || work.salvage()).await.ok().flatten();
         let salvage = salvaged.map(|blob| (blob, room));
         self.fall_back(&request, &sequence, salvage, reason)
     }
@@ -243,13 +245,14 @@ impl Node {
             connection.open().await
         };
         let (messages, inbox) = tokio::select! {
+            biased;
             opened = streams => match opened {
                 Ok(streams) => streams,
                 Err(error) => return Tried::Broken(work, error.to_string()),
             },
             () = cancel.cancelled() => return Tried::Ended(Prefilled::default()),
         };
-        let id = HandoffId(uuid::Uuid::new_v4().into_bytes());
+        let id = HandoffId(host::random_bytes());
         let arrivals = self.peers.arrivals(id);
         let Work { blob, salvaged_blocks, table, template } = work;
         let job = HandoffJob {

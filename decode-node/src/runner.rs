@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use engine::{BatchItem, EngineError, Session, Vocabulary};
+use host::Bug;
 use kv_block::{BlockHash, Fingerprint, SlotId, Token};
 use kv_transfer::membership::RecentMax;
 use kv_transfer::{FailureKind, FinishReason};
@@ -82,6 +83,14 @@ impl Running {
     }
 }
 
+/// A step that the engine has computed and whose results nobody has seen yet.
+#[must_use = "its sequences wait for it"]
+pub struct Step {
+    plan: Plan,
+    began: Instant,
+    computed: Result<(), EngineError>,
+}
+
 /// The loop's state.
 pub struct Runner {
     session: Box<dyn Session>,
@@ -97,7 +106,7 @@ pub struct Runner {
 }
 
 impl Runner {
-    /// `clock` is asked before and after each engine step.
+    /// `clock` is asked when a step begins and when it ends.
     pub fn new(
         session: Box<dyn Session>,
         vocabulary: Arc<dyn Vocabulary>,
@@ -132,6 +141,10 @@ impl Runner {
         let slot =
             self.running.iter().position(|held| held.as_ref().is_some_and(|held| held.sequence.key == key));
         if let Some(slot) = slot {
+            if host::has(Bug::SlotKept) {
+                self.running[slot] = None;
+                return;
+            }
             self.leave(slot);
         }
     }
@@ -143,6 +156,13 @@ impl Runner {
 
     /// Admits what can be admitted and runs one step. Returns whether it ran one.
     pub fn turn(&mut self) -> bool {
+        let step = self.begin();
+        step.map(|step| self.end(step)).is_some()
+    }
+
+    /// Admits what can be admitted and computes one step, if there is anything
+    /// to compute; [`Runner::end`] has to follow.
+    pub fn begin(&mut self) -> Option<Step> {
         let installed = self.admit();
         let mut views = self.views();
         // An install and the first step of its sequence each cost the running
@@ -152,13 +172,26 @@ impl Runner {
         }
         let plan = scheduler::plan((self.clock)(), &views, &self.step_time, self.limits());
         if plan.shares.is_empty() {
-            return false;
+            return None;
         }
-        match self.compute(&plan) {
-            Ok(()) => self.advance(&plan.shares),
-            Err(error) => self.fail(&plan.shares, &error),
+        let began = (self.clock)();
+        let batch: Vec<_> = plan.shares.iter().map(|share| batch_item(&self.running, share)).collect();
+        let computed = self.session.step(&batch);
+        Some(Step { plan, began, computed })
+    }
+
+    /// Reports what a step gave.
+    pub fn end(&mut self, step: Step) {
+        let Step { plan, began, computed } = step;
+        if let Err(error) = computed {
+            return self.fail(&plan.shares, &error);
         }
-        true
+        let took = (self.clock)().saturating_duration_since(began);
+        tracing::debug!(load = ?plan.load, expected_ms = self.step_time.predict_ms(plan.load), ?took, "engine step");
+        self.step_time.observe(plan.load, took);
+        self.state.steps += 1;
+        self.slowest.record(began, took.as_micros() as u64);
+        self.advance(&plan.shares);
     }
 
     /// Figures for the status.
@@ -256,7 +289,11 @@ impl Runner {
 
     fn seat_local(&mut self, sequence: &NewSequence) -> (SlotId, usize, usize) {
         let claim = self.slots.claim(&sequence.tokens, sequence.isolation).expect("a slot is free");
-        let cached = match self.session.truncate(claim.slot, claim.cached) {
+        let keep = match host::has(Bug::TruncateLate) {
+            true => self.session.resident(claim.slot).min(claim.cached + 1),
+            false => claim.cached,
+        };
+        let cached = match self.session.truncate(claim.slot, keep) {
             Ok(()) => claim.cached,
             Err(error) => {
                 tracing::warn!(%error, slot = claim.slot.0, "warm slot cannot be cut, computing all");
@@ -285,17 +322,6 @@ impl Runner {
     }
 
     // One step ----------------------------------------------------------------
-
-    fn compute(&mut self, plan: &Plan) -> Result<(), EngineError> {
-        let batch: Vec<_> = plan.shares.iter().map(|share| batch_item(&self.running, share)).collect();
-        let before = (self.clock)();
-        self.session.step(&batch)?;
-        let took = (self.clock)().saturating_duration_since(before);
-        self.step_time.observe(plan.load, took);
-        self.state.steps += 1;
-        self.slowest.record(before, took.as_micros() as u64);
-        Ok(())
-    }
 
     fn advance(&mut self, shares: &[Share]) {
         for (item, share) in shares.iter().enumerate() {

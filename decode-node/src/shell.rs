@@ -4,17 +4,17 @@
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use engine::{EngineError, Model, SessionConfig};
 use kv_transfer::membership::{self, NodeState};
 use kv_transfer::{
     Connection, Credentials, Endpoint, Hello, PROTOCOL_VERSION, Shutdown, TransferError, Tuning,
 };
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{mpsc, watch};
 
 use crate::config::DecodeConfig;
-use crate::engine_thread::Engine;
+use crate::engine_thread::{Engine, EngineEnd};
 use crate::peers::Peers;
 use crate::request_task::{self, Node};
 use crate::runner::{Runner, RunnerSettings};
@@ -55,10 +55,11 @@ pub async fn run(
     let Started { node, hello, endpoint, draining, state, engine_ended } = started;
     let (connections, routers) = mpsc::channel(4);
     let kv_total = (config.slots * hello.context_tokens as usize) as u64;
-    tokio::spawn(stats::publish(node.stats.clone(), kv_total, node.draining.clone(), state.0));
-    tokio::spawn(membership::run(endpoint.clone(), config.router.clone(), hello, state.1, connections));
-    tokio::spawn(accept_routers(node.clone(), routers));
+    host::spawn(stats::publish(node.stats.clone(), kv_total, node.draining.clone(), state.0));
+    host::spawn(membership::run(endpoint.clone(), config.router.clone(), hello, state.1, connections));
+    host::spawn(accept_routers(node.clone(), routers));
     let ended = tokio::select! {
+        biased;
         _ = engine_ended => Err(NodeError::EngineEnded),
         () = drained(&node, &draining, &mut shutdown, Duration::from_secs_f64(config.drain_seconds)) => Ok(()),
     };
@@ -76,7 +77,7 @@ struct Started {
     endpoint: Endpoint,
     draining: watch::Sender<bool>,
     state: (watch::Sender<NodeState>, watch::Receiver<NodeState>),
-    engine_ended: oneshot::Receiver<()>,
+    engine_ended: EngineEnd,
 }
 
 fn start(config: &DecodeConfig, model: &dyn Model, credentials: &Credentials) -> Result<Started, NodeError> {
@@ -104,9 +105,9 @@ fn start(config: &DecodeConfig, model: &dyn Model, credentials: &Credentials) ->
         max_long: config.max_local_long,
         block_tokens: config.block_tokens,
     };
-    let runner = Runner::new(session, vocabulary, model.fingerprint(), settings, Instant::now);
+    let runner = Runner::new(session, vocabulary, model.fingerprint(), settings, host::now);
     let stats = Arc::new(Stats::default());
-    let (engine, engine_ended) = start_engine(runner, stats.clone())?;
+    let (engine, engine_ended) = Engine::start(runner, stats.clone())?;
 
     let listen: SocketAddr = config.listen.parse().map_err(|_| TransferError::Bind {
         address: config.listen.clone(),
@@ -158,45 +159,31 @@ fn threads(config: &DecodeConfig) -> usize {
     }
 }
 
-fn start_engine(runner: Runner, stats: Arc<Stats>) -> std::io::Result<(Engine, oneshot::Receiver<()>)> {
-    let (engine, thread) = Engine::start(runner, stats)?;
-    let (ended, engine_ended) = oneshot::channel();
-    std::thread::Builder::new().name("engine-watch".to_owned()).spawn(move || {
-        // A panic has printed its message already; here only the end counts.
-        let _ = thread.join();
-        let _ = ended.send(());
-    })?;
-    Ok((engine, engine_ended))
-}
-
 /// A runtime of its own for connections to prefill nodes, on a thread that
 /// yields to the engine: 100 MB of frames must not hold up a token.
 fn start_bulk(
     ip: IpAddr,
     credentials: &Credentials,
 ) -> Result<(tokio::runtime::Handle, Endpoint), NodeError> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let handle = runtime.handle().clone();
-    let endpoint = {
-        let _inside = handle.enter();
-        Endpoint::bind_client(SocketAddr::new(ip, 0), credentials, &Tuning::default())?
-    };
-    std::thread::Builder::new().name("bulk".to_owned()).spawn(move || {
+    let runtime = host::side_runtime("bulk", || {
         let thread = rustix::thread::gettid();
         if let Err(error) = rustix::process::setpriority_process(Some(thread), BULK_NICE) {
             tracing::warn!(%error, "bulk transfers keep the normal priority");
         }
-        runtime.block_on(std::future::pending::<()>());
     })?;
-    Ok((handle, endpoint))
+    let endpoint = {
+        let _inside = runtime.enter();
+        Endpoint::bind_client(SocketAddr::new(ip, 0), credentials, &Tuning::default())?
+    };
+    Ok((runtime, endpoint))
 }
 
 async fn accept_routers(node: Arc<Node>, mut routers: mpsc::Receiver<Connection>) {
     while let Some(router) = routers.recv().await {
         let node = node.clone();
-        tokio::spawn(async move {
+        host::spawn(async move {
             while let Ok((sender, inbox)) = router.accept().await {
-                tokio::spawn(request_task::serve(node.clone(), sender, inbox));
+                host::spawn(request_task::serve(node.clone(), sender, inbox));
             }
         });
     }
@@ -222,6 +209,7 @@ async fn drained(
         let _ = shutdown.wait_for(|state| *state == Shutdown::Now).await;
     };
     tokio::select! {
+        biased;
         () = empty => {}
         () = now => {}
         () = tokio::time::sleep(patience) => tracing::warn!("drain time is over, running streams are cut"),

@@ -134,6 +134,7 @@ pub(crate) async fn publish(
             return;
         }
         tokio::select! {
+            biased;
             () = stats.changed.notified() => {}
             changed = draining.changed() => if changed.is_err() { return },
         }

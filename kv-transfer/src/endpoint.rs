@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
-use quinn::{ClientConfig, Incoming, ServerConfig, TokioRuntime};
+use quinn::{ClientConfig, Incoming, ServerConfig};
 use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use crate::connection::{CODE_DONE, explain};
-use crate::{Connection, Credentials, Role, TransferError, Tuning, tls, transport};
+use crate::{Connection, Credentials, Role, TransferError, Tuning, machine, tls, transport};
 
 /// One UDP socket that accepts and opens mesh connections.
 ///
@@ -86,16 +86,16 @@ impl Endpoint {
     ) -> Result<Self, String> {
         tuning.check()?;
         let transport = Arc::new(transport::transport_config(tuning));
-        let quinn = quinn::Endpoint::new(
+        let quinn = quinn::Endpoint::new_with_abstract_socket(
             transport::endpoint_config(credentials, tuning)?,
             accepts.then(|| server_config(credentials, &transport)).transpose()?,
-            transport::socket(address).map_err(text)?,
-            Arc::new(TokioRuntime),
+            machine::socket(address).map_err(text)?,
+            Arc::new(machine::Tasks),
         )
         .map_err(text)?;
         let local_address = quinn.local_addr().map_err(text)?;
         let (accepted_in, accepted) = mpsc::channel(ACCEPTED_MAX);
-        let accept_loop = tokio::spawn(accept_loop(quinn.clone(), accepted_in));
+        let accept_loop = host::spawn(accept_loop(quinn.clone(), accepted_in));
         let client = client_config(credentials, &transport)?;
         let accepted = Mutex::new(accepted);
         Ok(Self { inner: Arc::new(Inner { quinn, client, local_address, accepted, accept_loop }) })
@@ -150,7 +150,7 @@ async fn accept_loop(quinn: quinn::Endpoint, accepted: mpsc::Sender<Connection>)
             continue;
         }
         match permits.clone().try_acquire_owned() {
-            Ok(permit) => drop(tokio::spawn(answer(incoming, accepted.clone(), permit))),
+            Ok(permit) => drop(host::spawn(answer(incoming, accepted.clone(), permit))),
             // The peer sends its first packet again in a moment.
             Err(_) => incoming.ignore(),
         }

@@ -20,6 +20,7 @@ mod connection;
 mod endpoint;
 mod frame;
 mod identity;
+mod machine;
 pub mod membership;
 #[expect(missing_docs, reason = "rkyv derives archived twins of enum variants, whose fields have no docs")]
 mod message;

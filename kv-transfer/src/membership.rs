@@ -54,6 +54,7 @@ pub async fn run(
     let mut node = state.clone();
     let node_ended = async { while node.changed().await.is_ok() {} };
     tokio::select! {
+        biased;
         () = node_ended => {}
         () = connections.closed() => {}
         () = stay_connected(&endpoint, &router, &hello, state, &connections) => {}
@@ -149,6 +150,7 @@ impl Session {
                 }
             }
             tokio::select! {
+                biased;
                 end = heard(&mut self.from_router) => return end,
                 Ok(()) = state.changed() => announcer.note_change(),
                 () = sleep_until(announcer.next_deadline()) => {}
@@ -169,8 +171,9 @@ async fn heard(from_router: &mut MessageReceiver) -> End {
     }
 }
 
+#[expect(clippy::disallowed_methods, reason = "a shell: it supplies the clock")]
 fn now() -> Instant {
-    Instant::now()
+    host::now().into()
 }
 
 /// Says everything once: a router that is down for an hour is one line.

@@ -14,10 +14,9 @@ use quinn::crypto::{CryptoError, HmacKey};
 use quinn::{
     ConnectionId, ConnectionIdGenerator, EndpointConfig, MtuDiscoveryConfig, TransportConfig, VarInt,
 };
-use rustls::crypto::SecureRandom;
 use socket2::{Domain, Protocol, Socket, Type};
 
-use crate::{Credentials, tls};
+use crate::Credentials;
 
 /// Smallest packet that QUIC works with.
 pub const MTU_BYTES_MIN: u16 = 1_200;
@@ -106,7 +105,7 @@ pub(crate) fn transport_config(tuning: &Tuning) -> TransportConfig {
 pub(crate) fn endpoint_config(credentials: &Credentials, tuning: &Tuning) -> Result<EndpointConfig, String> {
     let secret = blake3_key(credentials)?;
     let mut config = EndpointConfig::new(Arc::new(ResetKey(secret)));
-    config.cid_generator(|| Box::new(RandomIds(tls::provider().secure_random)));
+    config.cid_generator(|| Box::new(RandomIds)).rng_seed(Some(host::random_bytes()));
     // Both ends must allow large packets, or discovery stops at 1,472.
     config.max_udp_payload_size(tuning.mtu_bytes).map_err(|error| error.to_string())?;
     Ok(config)
@@ -167,15 +166,13 @@ impl HmacKey for ResetKey {
 /// Random connection ids. quinn's default ids carry a checksum under a random
 /// key, and a restarted process would ignore the ids of the one before instead
 /// of resetting them.
-struct RandomIds(&'static dyn SecureRandom);
+struct RandomIds;
 
 const CONNECTION_ID_BYTES: usize = 8;
 
 impl ConnectionIdGenerator for RandomIds {
     fn generate_cid(&mut self) -> ConnectionId {
-        let mut bytes = [0; CONNECTION_ID_BYTES];
-        self.0.fill(&mut bytes).expect("the system gives random bytes");
-        ConnectionId::new(&bytes)
+        ConnectionId::new(&host::random_bytes::<CONNECTION_ID_BYTES>())
     }
 
     fn cid_len(&self) -> usize {

@@ -3,11 +3,11 @@
 //! encoding and sending overlap with computing.
 #![expect(clippy::disallowed_methods, reason = "shell: measures the engine's steps")]
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use engine::{BatchItem, EngineError, ExportedRows, Model, Session, SessionConfig};
+use host::Bug;
 use kv_block::{Layout, SlotId};
 use tokio::sync::oneshot;
 
@@ -38,29 +38,19 @@ pub(crate) async fn start(
     board: Board,
 ) -> Result<EngineThread, StartError> {
     let (ready_sender, ready) = oneshot::channel();
-    let (ended_sender, ended) = oneshot::channel();
-    let body = move || -> Result<(), String> {
+    let body = async move {
         pin(&cpus);
         match open(&*model, &sessions, session_count) {
             Ok(mut sessions) => {
                 let _ = ready_sender.send(Ok(sessions[0].layout().clone()));
-                serve(&mut sessions, &queue, &board);
-                Ok(())
+                serve(&mut sessions, &queue, &board).await;
             }
             Err(error) => {
                 let _ = ready_sender.send(Err(error));
-                Ok(())
             }
         }
     };
-    std::thread::Builder::new()
-        .name("engine".to_owned())
-        .spawn(move || {
-            let result =
-                catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| Err(panic_text(&*panic)));
-            let _ = ended_sender.send(result);
-        })
-        .map_err(|error| StartError::Thread(error.to_string()))?;
+    let ended = host::thread("engine", body).map_err(|error| StartError::Thread(error.to_string()))?;
     match ready.await {
         Ok(layout) => Ok(EngineThread { layout: layout?, ended }),
         Err(_) => Err(StartError::Thread(match ended.await {
@@ -87,12 +77,12 @@ fn open(
     (0..count).map(|_| model.prefill_session(config)).collect()
 }
 
-fn serve(sessions: &mut [Box<dyn Session>], queue: &WorkQueue, board: &Board) {
+async fn serve(sessions: &mut [Box<dyn Session>], queue: &WorkQueue, board: &Board) {
     let mut slowest = RecentMax::default();
-    while let Some(work) = queue.next(Instant::now) {
+    while let Some(work) = queue.next(host::now).await {
         let session = &mut *sessions[work.chunk.resident];
-        board.at_work(Some(Instant::now()));
-        match run_chunk(session, &work, board, &mut slowest) {
+        board.at_work(Some(host::now()));
+        match run_chunk(session, &work, board, &mut slowest).await {
             Ok((rows, took)) => finish_chunk(&work, rows, took, queue),
             Err(error) => {
                 session.clear(SLOT);
@@ -114,7 +104,7 @@ fn finish_chunk(work: &Work, rows: Option<ExportedRows>, took: Duration, queue: 
 }
 
 /// Computes and exports; returns the rows, if any, and the time that computing took.
-fn run_chunk(
+async fn run_chunk(
     session: &mut dyn Session,
     work: &Work,
     board: &Board,
@@ -125,15 +115,16 @@ fn run_chunk(
     if chunk.first {
         work.tell(Computed::Started { reused: chunk.reused });
     }
-    let begin = Instant::now();
+    let begin = host::now();
     if chunk.compute {
         let tokens = &chunk.tokens[chunk.range.clone()];
         session.step(&[BatchItem { slot: SLOT, tokens, logits: false }])?;
-        let now = Instant::now();
+        host::stepped().await;
+        let now = host::now();
         let micros = now.duration_since(begin).as_micros() as u64;
         board.stepped(tokens.len(), slowest.record(now, micros));
     }
-    let took = begin.elapsed();
+    let took = host::now().saturating_duration_since(begin);
     let rows = match chunk.export.is_empty() {
         true => None,
         false => Some(session.export(SLOT, chunk.export.clone())?),
@@ -144,6 +135,9 @@ fn run_chunk(
 /// Leaves exactly the tokens in the session that the chunk builds on.
 fn prepare(session: &mut dyn Session, chunk: &Chunk) -> Result<(), EngineError> {
     let resident = session.resident(SLOT);
+    if host::has(Bug::SessionNotCut) {
+        return Ok(());
+    }
     if resident < chunk.held {
         return Err(EngineError::Range { slot: SLOT.0, resident, start: 0, end: chunk.held });
     }
@@ -165,10 +159,4 @@ fn pin(cpus: &[usize]) {
     if let Err(error) = rustix::thread::sched_setaffinity(None, &set) {
         tracing::warn!(%error, ?cpus, "engine thread not pinned");
     }
-}
-
-fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().copied();
-    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    format!("panicked: {}", text.unwrap_or("without a message"))
 }

@@ -29,7 +29,7 @@ impl FrameStream {
     pub(crate) fn new(connection: Connection) -> Self {
         let (blocks, block_queue) = mpsc::unbounded_channel();
         let (written_queue, written) = mpsc::unbounded_channel();
-        let task = tokio::spawn(async move {
+        let task = host::spawn(async move {
             if let Err(error) = write_blocks(&connection, block_queue, &written_queue).await {
                 let _ = written_queue.send(Err(error));
             }

@@ -17,7 +17,6 @@ use handoff::{Sender, SenderAction, SenderEvent, SenderOutcome, SenderPlan};
 use kernels::CodecError;
 use kv_transfer::{Connection, HandoffMessage, Message, MessageReceiver, MessageSender, TransferError};
 use tokio::sync::watch;
-use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{Interval, MissedTickBehavior, interval_at, sleep_until, timeout};
 
 use crate::board::{Board, HandoffGuard};
@@ -82,7 +81,7 @@ struct Task {
     sender: Sender,
     frames: FrameStream,
     /// The chunk being encoded. While there is one, no further is taken: order.
-    encoding: Option<JoinHandle<Result<Vec<EncodedBlock>, CodecError>>>,
+    encoding: Option<Encoding>,
     encoded: BTreeMap<usize, EncodedBlock>,
     heartbeat: Interval,
     computed_tokens: usize,
@@ -117,7 +116,7 @@ impl Task {
             credit_bytes: job.credit_bytes,
             stall: STALL,
         };
-        let mut heartbeat = interval_at(tokio::time::Instant::now() + HEARTBEAT, HEARTBEAT);
+        let mut heartbeat = interval_at((host::now() + HEARTBEAT).into(), HEARTBEAT);
         heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
         Self {
             job,
@@ -127,7 +126,7 @@ impl Task {
             to_peer,
             from_peer,
             stop,
-            sender: Sender::new(Instant::now(), plan),
+            sender: Sender::new(host::now(), plan),
             frames: FrameStream::new(connection),
             encoding: None,
             encoded: BTreeMap::new(),
@@ -145,6 +144,8 @@ impl Task {
     async fn next_input(&mut self) -> Input {
         let deadline = self.sender.next_deadline();
         tokio::select! {
+            biased;
+            _ = self.stop.wait_for(|stop| *stop) => Input::Stop,
             message = self.from_peer.recv::<HandoffMessage>() => Input::Peer(message),
             written = self.frames.written() => Input::Written(written),
             encoded = join(&mut self.encoding) => Input::Encoded(encoded),
@@ -153,7 +154,6 @@ impl Task {
             }
             () = until(deadline) => Input::Deadline,
             _ = self.heartbeat.tick() => Input::Heartbeat,
-            _ = self.stop.wait_for(|stop| *stop) => Input::Stop,
         }
     }
 
@@ -185,7 +185,9 @@ impl Task {
     /// another. A node whose engine hangs must not look alive.
     fn engine_moves(&self) -> bool {
         let (since, slowest) = self.board.work();
-        since.is_none_or(|since| since.elapsed() < ENGINE_PATIENCE.max(slowest * SLOWEST_STEPS))
+        since.is_none_or(|since| {
+            host::now().saturating_duration_since(since) < ENGINE_PATIENCE.max(slowest * SLOWEST_STEPS)
+        })
     }
 
     async fn take_computed(&mut self, computed: Option<Computed>) {
@@ -240,10 +242,10 @@ impl Task {
     /// An event that the state does not allow came from a peer out of step;
     /// such a handoff ends.
     fn handle(&mut self, event: SenderEvent) {
-        if let Err(error) = self.sender.handle(Instant::now(), event) {
+        if let Err(error) = self.sender.handle(host::now(), event) {
             tracing::warn!(%error, "handoff out of step");
             self.failure = Some(error.to_string());
-            let _ = self.sender.handle(Instant::now(), SenderEvent::CancelRequested);
+            let _ = self.sender.handle(host::now(), SenderEvent::CancelRequested);
         }
     }
 
@@ -310,14 +312,14 @@ impl Task {
     }
 }
 
-fn encode(job: Arc<Job>, rows: ExportedRows) -> JoinHandle<Result<Vec<EncodedBlock>, CodecError>> {
-    spawn_blocking(move || encode_chunk(&job, &rows))
+type Encoding = host::Blocking<Result<Vec<EncodedBlock>, CodecError>>;
+
+fn encode(job: Arc<Job>, rows: ExportedRows) -> Encoding {
+    host::blocking(move || encode_chunk(&job, &rows))
 }
 
 /// Result of the chunk being encoded; pending while there is none.
-async fn join(
-    encoding: &mut Option<JoinHandle<Result<Vec<EncodedBlock>, CodecError>>>,
-) -> Result<Vec<EncodedBlock>, String> {
+async fn join(encoding: &mut Option<Encoding>) -> Result<Vec<EncodedBlock>, String> {
     let Some(handle) = encoding else { return std::future::pending().await };
     let result = handle.await;
     *encoding = None;

@@ -3,7 +3,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use engine::{EngineError, Model, SessionConfig};
 use kv_block::HandoffId;
@@ -78,13 +78,15 @@ pub async fn run(
     let mut tasks = JoinSet::new();
     // The router opens no streams to a prefill node: its connections are only kept.
     let (connections, mut router_connections) = mpsc::channel(1);
-    tasks.spawn(async move { while router_connections.recv().await.is_some() {} });
+    tasks.spawn(host::task(async move { while router_connections.recv().await.is_some() {} }));
     let hello = node.hello(&config, model_name, endpoint.local_address());
     let state = node.board.subscribe();
-    tasks.spawn(membership::run(endpoint.clone(), config.router.clone(), hello, state, connections));
-    tasks.spawn(accept(endpoint.clone(), node.clone()));
+    let member = membership::run(endpoint.clone(), config.router.clone(), hello, state, connections);
+    tasks.spawn(host::task(member));
+    tasks.spawn(host::task(accept(endpoint.clone(), node.clone())));
     tracing::info!(name = config.name, address = %endpoint.local_address(), "prefill node listens");
     let result = tokio::select! {
+        biased;
         reason = engine_end(&mut engine_ended) => Err(NodeError::EngineThread(reason)),
         () = node.drained(&mut shutdown, Duration::from_secs_f64(config.drain_seconds)) => Ok(()),
     };
@@ -188,6 +190,7 @@ impl Node {
         self.board.drain();
         tracing::info!("draining");
         tokio::select! {
+            biased;
             () = self.no_handoffs() => {}
             () = tokio::time::sleep(drain) => {}
             _ = shutdown.wait_for(|order| *order == Shutdown::Now) => {}
@@ -225,7 +228,7 @@ impl Node {
         let limit = self.handoffs_max;
         let permit = self.permits.clone().try_acquire_owned();
         let permit = permit.map_err(|_| busy(format!("{limit} handoffs are under way, the limit")))?;
-        match self.queue.submit(Instant::now(), job.prompt.clone()) {
+        match self.queue.submit(host::now(), job.prompt.clone()) {
             Submitted::Queued(ticket) => {
                 Ok(Admitted { job: Arc::new(job), ticket, guard: self.board.handoff(), _permit: permit })
             }
@@ -246,8 +249,9 @@ pub(crate) async fn accept(endpoint: Endpoint, node: Node) {
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
+            biased;
             connection = endpoint.accept() => match connection {
-                Some(connection) => { connections.spawn(serve_connection(connection, node.clone())); }
+                Some(connection) => { connections.spawn(host::task(serve_connection(connection, node.clone()))); }
                 None => return,
             },
             Some(_) = connections.join_next() => {}
@@ -264,8 +268,9 @@ async fn serve_connection(connection: Connection, node: Node) {
     let mut handoffs = JoinSet::new();
     loop {
         tokio::select! {
+            biased;
             stream = connection.accept() => match stream {
-                Ok(streams) => { handoffs.spawn(serve_stream(connection.clone(), streams, node.clone())); }
+                Ok(streams) => { handoffs.spawn(host::task(serve_stream(connection.clone(), streams, node.clone()))); }
                 Err(error) => {
                     tracing::info!(peer = connection.peer_name(), %error, "decode node disconnected");
                     break;

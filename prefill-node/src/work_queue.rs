@@ -6,11 +6,12 @@
 //! Nothing slow happens under the lock.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use engine::ExportedRows;
-use tokio::sync::mpsc;
+use host::Bug;
+use tokio::sync::{Notify, mpsc};
 
 use crate::board::Board;
 use crate::scheduler::{Admission, Chunk, Prompt, PromptId, Scheduler, SchedulerConfig};
@@ -36,7 +37,8 @@ pub(crate) struct WorkQueue {
 
 struct Shared {
     inner: Mutex<Inner>,
-    changed: Condvar,
+    /// For the engine thread, which alone waits.
+    changed: Notify,
     board: Board,
 }
 
@@ -67,7 +69,7 @@ pub(crate) struct Ticket {
 impl WorkQueue {
     pub(crate) fn new(config: SchedulerConfig, board: Board) -> Self {
         let inner = Inner { scheduler: Scheduler::new(config), outputs: HashMap::new(), stopped: false };
-        Self { shared: Arc::new(Shared { inner: Mutex::new(inner), changed: Condvar::new(), board }) }
+        Self { shared: Arc::new(Shared { inner: Mutex::new(inner), changed: Notify::new(), board }) }
     }
 
     /// From now on so many exported tokens may wait for the network.
@@ -100,19 +102,26 @@ impl WorkQueue {
 
     /// Waits for the next chunk; `None` after [`WorkQueue::stop`]. For the
     /// engine thread alone.
-    pub(crate) fn next(&self, now: impl Fn() -> Instant) -> Option<Work> {
-        let mut inner = self.lock();
+    pub(crate) async fn next(&self, now: impl Fn() -> Instant) -> Option<Work> {
         loop {
-            if inner.stopped {
-                return None;
+            match self.planned(now()) {
+                Planned::Work(work) => return Some(work),
+                Planned::Stopped => return None,
+                // A change since is remembered.
+                Planned::Nothing => self.shared.changed.notified().await,
             }
-            if let Some(chunk) = inner.scheduler.plan(now()) {
-                let output = inner.outputs.get(&chunk.id).cloned();
-                self.shared.board.queue(inner.scheduler.figures());
-                return Some(Work { chunk, output });
-            }
-            inner = self.shared.changed.wait(inner).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    fn planned(&self, now: Instant) -> Planned {
+        let mut inner = self.lock();
+        if inner.stopped {
+            return Planned::Stopped;
+        }
+        let Some(chunk) = inner.scheduler.plan(now) else { return Planned::Nothing };
+        let output = inner.outputs.get(&chunk.id).cloned();
+        self.shared.board.queue(inner.scheduler.figures());
+        Planned::Work(Work { chunk, output })
     }
 
     /// The engine is through with a chunk.
@@ -136,13 +145,21 @@ impl WorkQueue {
         let answer = change(&mut inner);
         self.shared.board.queue(inner.scheduler.figures());
         drop(inner);
-        self.shared.changed.notify_one();
+        if !host::has(Bug::WakeupLost) {
+            self.shared.changed.notify_one();
+        }
         answer
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.shared.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+enum Planned {
+    Work(Work),
+    Nothing,
+    Stopped,
 }
 
 /// A chunk for the engine, and where its results go.

@@ -1,18 +1,16 @@
 //! The only places that read clocks and draw randomness.
+#![expect(clippy::disallowed_methods, reason = "the shell's clock, dates, seeds and request ids")]
 
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::Instant;
 
-#[expect(clippy::disallowed_methods, reason = "the shell's clock")]
 pub(crate) fn now() -> Instant {
-    Instant::now()
+    host::now()
 }
 
-#[expect(clippy::disallowed_methods, reason = "the date in responses and templates")]
 pub(crate) fn unix_seconds() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs()
+    host::unix_time().as_secs()
 }
 
-#[expect(clippy::disallowed_methods, reason = "seeds and request ids that the client did not choose")]
 pub(crate) fn random() -> u64 {
-    rand::Rng::random(&mut rand::rng())
+    host::random()
 }

@@ -37,4 +37,4 @@ mod text;
 
 pub use config::{ModelIdentity, RouterConfig};
 pub use error::RouterError;
-pub use shell::{Router, run};
+pub use shell::{Router, RouterCore, run};

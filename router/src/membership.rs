@@ -22,7 +22,7 @@ const FAREWELL: Duration = Duration::from_secs(2);
 #[expect(clippy::disallowed_methods, reason = "the shell that serves nodes")]
 pub(crate) async fn serve(app: Arc<App>, endpoint: Endpoint) {
     while let Some(connection) = endpoint.accept().await {
-        tokio::spawn(attend(app.clone(), connection));
+        host::spawn(attend(app.clone(), connection));
     }
 }
 

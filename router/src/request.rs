@@ -14,6 +14,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use host::Bug;
 use kv_block::{IsolationKey, Token};
 use kv_transfer::{
     FailureKind, FinishReason, Generate, MessageReceiver, MessageSender, RequestEvent, Sampling,
@@ -299,7 +300,7 @@ async fn place(
     tried: &[String],
 ) -> Result<(Attempt, String, u32), Unplaced> {
     let mut tokens = job.tokens.to_vec();
-    tokens.extend(generated.iter().map(|token| Token(*token)));
+    tokens.extend(replayed(generated).iter().map(|token| Token(*token)));
     let chosen = choose(app, job, &tokens, max_tokens, tried).map_err(Unplaced::Refused)?;
     let node = chosen.decision.decode.clone();
     let room = u32::try_from(chosen.context_tokens - tokens.len()).unwrap_or(u32::MAX);
@@ -329,6 +330,15 @@ async fn place(
     let (decision, decode_load, prefill_load) = (chosen.decision, chosen.decode_load, chosen.prefill_load);
     let attempt = Attempt { decision, to_node, from_node, decode_load, prefill_load };
     Ok((attempt, node, answer_tokens_max))
+}
+
+/// What the next node gets of the answer so far: all of it.
+fn replayed(generated: &[u32]) -> &[u32] {
+    match generated {
+        _ if host::has(Bug::ReplayForgetsAnswer) => &[],
+        [before @ .., _] if host::has(Bug::ReplayDropsToken) => before,
+        all => all,
+    }
 }
 
 /// A decision with everything needed to carry it out.

@@ -22,14 +22,20 @@ use crate::{http, membership};
 
 /// A router that has its sockets and can serve.
 pub struct Router {
-    app: Arc<App>,
+    core: RouterCore,
     listener: TcpListener,
     http_address: SocketAddr,
+    limits: ConnectionLimits,
+    drain: Duration,
+}
+
+/// A router without a socket for clients: requests reach it through
+/// [`RouterCore::routes`].
+pub struct RouterCore {
+    app: Arc<App>,
     endpoint: Endpoint,
     policy: watch::Sender<Policy>,
     policy_file: Option<PolicyFile>,
-    limits: ConnectionLimits,
-    drain: Duration,
 }
 
 /// Binds and serves until `shutdown` says otherwise.
@@ -52,9 +58,9 @@ const FLUSH: Duration = Duration::from_secs(1);
 /// How often a draining router looks whether it is idle.
 const DRAIN_POLL: Duration = Duration::from_millis(20);
 
-impl Router {
-    /// Reads the policy and binds both addresses. `shutdown` is watched from here on.
-    pub async fn bind(
+impl RouterCore {
+    /// Reads the policy and binds the mesh address. `shutdown` is watched from here on.
+    pub fn bind(
         config: &RouterConfig,
         vocabulary: Arc<dyn Vocabulary>,
         model: ModelIdentity,
@@ -67,10 +73,6 @@ impl Router {
         };
         let (policy, policy_seen) = watch::channel(policy);
         let template = template(vocabulary.as_ref())?;
-        let address = config.listen;
-        let listener =
-            TcpListener::bind(address).await.map_err(|reason| RouterError::Bind { address, reason })?;
-        let http_address = listener.local_addr().map_err(|reason| RouterError::Bind { address, reason })?;
         let endpoint = Endpoint::bind(config.mesh_listen, credentials, &Tuning::default())?;
         let app = Arc::new(App::new(Parts {
             model,
@@ -84,9 +86,41 @@ impl Router {
             shutdown,
             metrics: RouterMetrics::new()?,
         }));
+        Ok(Self { app, endpoint, policy, policy_file })
+    }
+
+    /// What answers the requests of clients.
+    pub fn routes(&self) -> axum::Router {
+        http::routes(self.app.clone())
+    }
+
+    /// Takes nodes in and follows the policy file, for ever.
+    pub async fn attend(&mut self) {
+        tokio::join!(
+            membership::serve(self.app.clone(), self.endpoint.clone()),
+            watch_policy(&self.policy, self.policy_file.take()),
+            upkeep(&self.app),
+        );
+    }
+}
+
+impl Router {
+    /// Reads the policy and binds both addresses. `shutdown` is watched from here on.
+    pub async fn bind(
+        config: &RouterConfig,
+        vocabulary: Arc<dyn Vocabulary>,
+        model: ModelIdentity,
+        credentials: &Credentials,
+        shutdown: watch::Receiver<Shutdown>,
+    ) -> Result<Self, RouterError> {
+        let address = config.listen;
+        let listener =
+            TcpListener::bind(address).await.map_err(|reason| RouterError::Bind { address, reason })?;
+        let http_address = listener.local_addr().map_err(|reason| RouterError::Bind { address, reason })?;
+        let core = RouterCore::bind(config, vocabulary, model, credentials, shutdown)?;
         let limits =
             ConnectionLimits { connections_max: config.connections_max, silence_max: config.client_timeout };
-        Ok(Self { app, listener, http_address, endpoint, policy, policy_file, limits, drain: config.drain })
+        Ok(Self { core, listener, http_address, limits, drain: config.drain })
     }
 
     /// The HTTP address in use.
@@ -96,28 +130,22 @@ impl Router {
 
     /// The mesh address in use.
     pub fn mesh_address(&self) -> SocketAddr {
-        self.endpoint.local_address()
+        self.core.endpoint.local_address()
     }
 
     /// Serves until shut down: when draining, new requests are refused and
     /// running ones have the configured time to finish.
-    pub async fn serve(self) -> Result<(), RouterError> {
+    pub async fn serve(mut self) -> Result<(), RouterError> {
         tracing::info!(http = %self.http_address, mesh = %self.mesh_address(), "router is listening");
-        let app = self.app.clone();
+        let (app, endpoint) = (self.core.app.clone(), self.core.endpoint.clone());
         let (stop, mut stopped) = watch::channel(false);
         let idle = async move { while !*stopped.borrow_and_update() && stopped.changed().await.is_ok() {} };
-        let served = connections::serve(self.listener, http::routes(app.clone()), self.limits, idle);
+        let served = connections::serve(self.listener, self.core.routes(), self.limits, idle);
         let mut served = std::pin::pin!(served);
-        let background = async {
-            tokio::join!(
-                membership::serve(app.clone(), self.endpoint.clone()),
-                watch_policy(&self.policy, self.policy_file),
-                upkeep(&app),
-            )
-        };
         tokio::select! {
+            biased;
             () = &mut served => {}
-            _ = background => {}
+            () = self.core.attend() => {}
             () = drained(&app, self.drain) => {
                 let _ = stop.send(true);
                 // Idle connections are closed at once; one that still sends its
@@ -125,8 +153,8 @@ impl Router {
                 let _ = timeout(FLUSH, &mut served).await;
             }
         }
-        self.endpoint.close();
-        let _ = timeout(FLUSH, self.endpoint.wait_idle()).await;
+        endpoint.close();
+        let _ = timeout(FLUSH, endpoint.wait_idle()).await;
         Ok(())
     }
 }
@@ -189,6 +217,7 @@ async fn drained(app: &App, drain: Duration) {
         }
     };
     tokio::select! {
+        biased;
         result = timeout(drain, idle) => {
             if result.is_err() {
                 tracing::warn!(requests = app.requests_in_flight(), "the drain time is over");

@@ -82,7 +82,7 @@ impl Session for FakeSession {
     fn step(&mut self, batch: &[BatchItem<'_>]) -> Result<(), EngineError> {
         batch::check(batch, &self.config, FakeVocabulary::SIZE, |slot| self.resident(slot))?;
         let tokens: usize = batch.iter().map(|item| item.tokens.len()).sum();
-        std::thread::sleep(self.options.step_time + self.options.token_time * tokens as u32);
+        host::step_time(self.options.step_time + self.options.token_time * tokens as u32);
         if self.failures.take(Failure::Step) {
             return Err(EngineError::Decode(-3));
         }

@@ -88,6 +88,7 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
+    #[expect(clippy::disallowed_methods, reason = "an arbitrary start of virtual time")]
     fn start() -> Instant {
         Instant::now()
     }

@@ -94,7 +94,7 @@ fn attend(
     connection: impl Future<Output = Result<(), hyper::Error>> + Send + 'static,
     permit: Option<OwnedSemaphorePermit>,
 ) {
-    tokio::spawn(async move {
+    host::spawn(async move {
         if let Err(error) = connection.await {
             tracing::debug!(%error, "client connection ended early");
         }

@@ -221,8 +221,8 @@ pub(super) async fn blocking<T: Send + 'static>(
         return work(app);
     }
     let app = app.clone();
-    let result = tokio::task::spawn_blocking(move || work(&app)).await;
-    result.unwrap_or_else(|error| Err(ApiError::internal(error.to_string())))
+    let result = host::blocking(move || work(&app)).await;
+    result.unwrap_or_else(|error| Err(ApiError::internal(error)))
 }
 
 pub(super) fn chat_prompt(app: &App, messages: &Messages) -> Result<String, ApiError> {
