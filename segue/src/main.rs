@@ -43,6 +43,8 @@ enum Command {
     /// Measure a running server, this one or any other that speaks OpenAI's protocol.
     #[command(subcommand)]
     Bench(bench::Command),
+    /// Run the mesh in virtual time, under faults, and check every answer.
+    Sim(sim::SimArgs),
     /// Fetch, inspect and convert models.
     #[command(subcommand)]
     Model(model::ModelCommand),
@@ -66,6 +68,7 @@ fn main() -> ExitCode {
         Command::Prefill(args) => roles::prefill(&args.config),
         Command::Decode(args) => roles::decode(&args.config),
         Command::Bench(command) => roles::bench(command),
+        Command::Sim(args) => sim::command(&args),
         Command::Model(command) => model::run(&command),
         Command::Keys(command) => keys::run(&command),
     };
