@@ -195,6 +195,11 @@ impl<L: Clone> Registry<L> {
             .collect()
     }
 
+    /// Whether a decode node that is not among those named in `without` is ready.
+    pub(crate) fn has_decode_node(&self, now: Instant, without: &[String]) -> bool {
+        self.ready(now, Role::Decode).any(|node| !without.contains(&node.hello.name))
+    }
+
     /// Longest context of the ready decode nodes.
     pub(crate) fn context_tokens(&self, now: Instant) -> Option<usize> {
         self.ready(now, Role::Decode).map(|node| node.hello.context_tokens as usize).max()

@@ -80,13 +80,15 @@ struct Attempt {
 /// What came of waiting for a node.
 enum Heard {
     Word(Result<Option<RequestEvent>, TransferError>),
-    Frozen,
+    Nothing(Failure),
 }
 
 /// Why a node's turn ended.
 enum Failure {
     /// Its engine has work and makes no steps.
     Frozen,
+    /// It has not told its status for seconds, and another node could go on.
+    Silent,
     /// The node said so.
     Told(FailureKind, String),
     /// The stream or connection broke.
@@ -160,7 +162,7 @@ impl Running {
             }
             self.ready = match self.hear().await {
                 Heard::Word(received) => self.digest(received).await?,
-                Heard::Frozen => self.replace(Failure::Frozen).await?,
+                Heard::Nothing(failure) => self.replace(failure).await?,
             };
         }
     }
@@ -172,14 +174,27 @@ impl Running {
             match timeout(LOOK_EVERY, self.attempt.from_node.recv()).await {
                 Ok(received) => return Heard::Word(received),
                 Err(_) => {
-                    let registry = self.app.registry();
-                    let node = registry.node(&self.attempt.decision.decode);
-                    if node.is_some_and(|node| node.frozen(clock::now())) {
-                        return Heard::Frozen;
+                    if let Some(failure) = self.suspect(clock::now()) {
+                        return Heard::Nothing(failure);
                     }
                 }
             }
         }
+    }
+
+    /// What speaks against waiting on for the node.
+    fn suspect(&self, now: Instant) -> Option<Failure> {
+        let registry = self.app.registry();
+        let node = registry.node(&self.attempt.decision.decode)?;
+        if node.frozen(now) {
+            return Some(Failure::Frozen);
+        }
+        // A cut link may be mended in time, so this answer is given up only for
+        // a better chance. When the router itself stood still, all nodes look
+        // silent for a moment, and none is better.
+        let own = &node.hello.name;
+        let others = || self.tried.iter().chain([own]).cloned().collect::<Vec<_>>();
+        (node.silent(now) && registry.has_decode_node(now, &others())).then_some(Failure::Silent)
     }
 
     /// The decision in force.
@@ -403,7 +418,7 @@ impl Failure {
         match self {
             Self::Told(FailureKind::Invalid | FailureKind::PrefillUnavailable, _) => false,
             Self::Told(FailureKind::Busy | FailureKind::Draining | FailureKind::Internal, _) => true,
-            Self::Broken(_) | Self::CutShort | Self::NotTaken | Self::Frozen => true,
+            Self::Broken(_) | Self::CutShort | Self::NotTaken | Self::Frozen | Self::Silent => true,
         }
     }
 
@@ -430,6 +445,9 @@ impl Failure {
             }
             Self::Frozen => {
                 ApiError::unavailable("node_lost", format!("the engine of decode node {node} stands still"))
+            }
+            Self::Silent => {
+                ApiError::unavailable("node_lost", format!("decode node {node} has fallen silent"))
             }
             Self::NotTaken => {
                 ApiError::unavailable("busy", format!("decode node {node} does not take requests"))

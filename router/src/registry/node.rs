@@ -78,7 +78,13 @@ impl<L> Node<L> {
 
     /// Whether its status is fresh and its engine moves.
     pub(crate) fn healthy(&self, now: Instant) -> bool {
-        now.saturating_duration_since(self.heard) <= STALE_AFTER && !self.frozen(now)
+        !self.silent(now) && !self.frozen(now)
+    }
+
+    /// Whether it has told nothing for too long: it or the way to it is gone, or
+    /// stands still.
+    pub(crate) fn silent(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.heard) > STALE_AFTER
     }
 
     /// Whether its engine has work and does not move. It may go on telling its

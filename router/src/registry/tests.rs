@@ -100,6 +100,20 @@ fn a_stale_node_is_not_chosen_and_comes_back() {
 }
 
 #[test]
+fn a_silent_node_has_a_better_one_only_while_another_speaks() {
+    let mut mesh = Mesh::new();
+    mesh.join(hello("one", "decode"));
+    let other = mesh.join(hello("two", "decode"));
+    let one = ["one".to_owned()];
+    mesh.now += STALE_AFTER + Duration::from_millis(1);
+    assert!(mesh.registry.node("one").unwrap().silent(mesh.now));
+    assert!(!mesh.registry.has_decode_node(mesh.now, &one), "the router itself may have stood still");
+    mesh.registry.status(mesh.now, &other, Status { sequence: 1, ..Status::default() });
+    assert!(mesh.registry.has_decode_node(mesh.now, &one));
+    assert!(!mesh.registry.has_decode_node(mesh.now, &["one".to_owned(), "two".to_owned()]));
+}
+
+#[test]
 fn a_node_that_comes_back_gets_its_share_by_and_by() {
     let mut mesh = Mesh::new();
     let old = mesh.join(Hello { slots: 20, ..hello("old", "decode") });
