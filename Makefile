@@ -9,7 +9,7 @@ CACHE := $(or $(SEGUE_CACHE),$(HOME)/.cache/segue)
 OPENAI_VENV := $(CACHE)/venv-openai
 LISTEN ?= 127.0.0.1:8080
 
-.PHONY: help run build models models-test test lint unit openai-client test-hosts hosts-if-possible soak bench
+.PHONY: help run build models models-test test lint unit openai-client test-hosts hosts-if-possible soak sim bench
 
 help:
 	@echo 'make run     install what is missing, build, fetch the demo model, start a mesh, show a demo'
@@ -17,6 +17,7 @@ help:
 	@echo 'make test    everything that CI checks: format, lints, docs, tests with real models'
 	@echo 'make test-hosts   a mesh over five network namespaces (part of make test where they can be made)'
 	@echo 'make soak    random faults and many requests on a real mesh (SECONDS=600 each)'
+	@echo 'make sim     a million requests in virtual time, under faults, every answer checked (SEEDS=2200)'
 	@echo 'make bench   inverse arrival against a running mesh (URL=http://127.0.0.1:8080)'
 	@echo 'make build   only build'
 	@echo 'make models  only fetch the demo model'
@@ -58,6 +59,11 @@ hosts-if-possible: models
 SECONDS ?= 600
 soak: models
 	SEGUE_SOAK_SECONDS=$(SECONDS) $(CARGO) test --release --locked -p segue --test soak -- --ignored --nocapture --test-threads 1
+
+# In virtual time on all cores; some seconds per hundred seeds.
+SEEDS ?= 2200
+sim: build
+	$(SEGUE) sim --seeds $(SEEDS) --requests 450
 
 # The official OpenAI client, in an environment of its own: system Pythons
 # refuse packages from outside (PEP 668).

@@ -12,13 +12,16 @@ pub(crate) const FATAL_PREFIX: &str = "segue: ";
 pub(crate) const LOG_VARIABLE: &str = "SEGUE_LOG";
 
 /// The mesh at `info`, libraries at `warn`.
-const DEFAULT_FILTER: &str =
+pub(crate) const DEFAULT_FILTER: &str =
     "warn,segue=info,router=info,prefill_node=info,decode_node=info,kv_transfer=info,engine=info";
 
-/// Sends events to stderr, filtered by `SEGUE_LOG`, else `RUST_LOG`, else the default.
-pub(crate) fn start() {
+/// For the simulation: thousands of nodes die and come back there.
+pub(crate) const QUIET_FILTER: &str = "off";
+
+/// Sends events to stderr, filtered by `SEGUE_LOG`, else `RUST_LOG`, else `default`.
+pub(crate) fn start(default: &str) {
     tracing_subscriber::fmt()
-        .with_env_filter(filter())
+        .with_env_filter(filter(default))
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
         .init();
@@ -29,11 +32,11 @@ pub(crate) fn chosen_by_user() -> bool {
     chosen().is_some()
 }
 
-fn filter() -> EnvFilter {
-    let directives = chosen().unwrap_or_else(|| DEFAULT_FILTER.to_owned());
+fn filter(default: &str) -> EnvFilter {
+    let directives = chosen().unwrap_or_else(|| default.to_owned());
     EnvFilter::try_new(&directives).unwrap_or_else(|error| {
         eprintln!("{FATAL_PREFIX}ignoring log filter {directives:?}: {error}");
-        EnvFilter::new(DEFAULT_FILTER)
+        EnvFilter::new(default)
     })
 }
 

@@ -3,6 +3,7 @@
 //! ```text
 //!  segue up ──starts──▶ segue router   segue prefill   segue decode
 //!  segue bench          against any OpenAI-compatible server
+//!  segue sim            the mesh in virtual time, under faults
 //!  segue model, keys    files that the roles need
 //! ```
 //!
@@ -61,8 +62,12 @@ struct RoleArgs {
 }
 
 fn main() -> ExitCode {
-    logging::start();
-    let outcome = match Cli::parse().command {
+    let command = Cli::parse().command;
+    logging::start(match command {
+        Command::Sim(_) => logging::QUIET_FILTER,
+        _ => logging::DEFAULT_FILTER,
+    });
+    let outcome = match command {
         Command::Up(args) => up::run(&args),
         Command::Router(args) => roles::router(&args.config),
         Command::Prefill(args) => roles::prefill(&args.config),

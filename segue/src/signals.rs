@@ -42,6 +42,7 @@ pub(crate) async fn stopping(shutdown: &mut watch::Receiver<Shutdown>) {
 }
 
 /// Asks this process to end when its parent does, if a parent supervises it.
+#[expect(clippy::disallowed_methods, reason = "the shell of the process")]
 pub(crate) fn follow_parent(shutdown: &Arc<watch::Sender<Shutdown>>) {
     if std::env::var_os(SUPERVISED_VARIABLE).is_none() {
         return;

@@ -53,6 +53,8 @@ pub struct Totals {
     pub runs: u64,
     /// Requests by how they ended.
     pub counts: BTreeMap<&'static str, u64>,
+    /// How long each right answer took, in seconds of virtual time.
+    pub seconds: Vec<f32>,
     /// Failed runs: the command that repeats one, and what it found.
     pub failures: Vec<(String, Findings)>,
 }
@@ -95,6 +97,7 @@ impl Campaign {
         for (name, count) in &findings.counts {
             *totals.counts.entry(name).or_default() += count;
         }
+        totals.seconds.extend_from_slice(&findings.seconds);
         if !findings.violations.is_empty() {
             totals.failures.push((self.command(seed), findings));
         }
@@ -108,6 +111,14 @@ impl Campaign {
 }
 
 impl Totals {
+    /// Seconds in which this share of the right answers was there.
+    pub fn within(&self, share: f64) -> f32 {
+        let mut sorted = self.seconds.clone();
+        sorted.sort_by(f32::total_cmp);
+        let last = sorted.len().saturating_sub(1);
+        sorted.get((last as f64 * share).round() as usize).copied().unwrap_or(0.0)
+    }
+
     /// Requests in all.
     pub fn requests(&self) -> u64 {
         self.counts.values().sum()
@@ -120,6 +131,8 @@ impl std::fmt::Display for Totals {
         for (name, count) in &self.counts {
             write!(f, " {count} {name}")?;
         }
+        let [half, most, all] = [0.5, 0.99, 1.0].map(|share| self.within(share));
+        write!(f, "; right answers took {half:.2} s (half), {most:.2} s (99 %), {all:.2} s (all) at most")?;
         write!(f, "; {} runs with violations", self.failures.len())?;
         for (command, findings) in &self.failures {
             write!(f, "\n\n{command}")?;
@@ -154,7 +167,10 @@ pub fn command(args: &SimArgs) -> anyhow::Result<()> {
             findings.log.iter().for_each(|line| println!("{line}"));
         }
         let done = done.fetch_add(1, Ordering::Relaxed) + 1;
-        if done % TELL_EVERY == 0 {
+        for violation in &findings.violations {
+            eprintln!("seed {seed}: {violation}");
+        }
+        if done.is_multiple_of(TELL_EVERY) {
             eprintln!("{done} of {} runs", args.seeds);
         }
     });

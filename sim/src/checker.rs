@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
@@ -34,6 +34,7 @@ pub(crate) struct Checker {
 #[derive(Default)]
 struct State {
     counts: BTreeMap<&'static str, u64>,
+    seconds: Vec<f32>,
     violations: Vec<String>,
     trace: blake3::Hasher,
     log: Option<Vec<String>>,
@@ -44,6 +45,8 @@ struct State {
 pub struct Findings {
     /// Requests by how they ended.
     pub counts: BTreeMap<&'static str, u64>,
+    /// How long each right answer took, in seconds of virtual time.
+    pub seconds: Vec<f32>,
     /// What must not be.
     pub violations: Vec<String>,
     /// Equal for equal runs: every end of a request with its moment.
@@ -63,7 +66,7 @@ impl Checker {
     }
 
     /// A request ended.
-    pub(crate) fn ended(&self, number: usize, ended: Ended, errors_allowed: bool) {
+    pub(crate) fn ended(&self, number: usize, ended: Ended, took: Duration, errors_allowed: bool) {
         let name = match &ended {
             Ended::Right => "right",
             Ended::Refused(_) => "refused",
@@ -72,8 +75,13 @@ impl Checker {
             Ended::RouterLost => "router lost",
             Ended::Wrong(_) => "wrong",
         };
-        *self.state().counts.entry(name).or_default() += 1;
-        self.note(format!("request {number}: {ended:?}"));
+        let mut state = self.state();
+        *state.counts.entry(name).or_default() += 1;
+        if ended == Ended::Right {
+            state.seconds.push(took.as_secs_f32());
+        }
+        drop(state);
+        self.note(format!("request {number} after {:.3} s: {ended:?}", took.as_secs_f64()));
         match ended {
             Ended::Wrong(reason) => self.violation(format!("request {number}: {reason}")),
             Ended::Failed(reason) if !errors_allowed => {
@@ -162,6 +170,7 @@ impl Checker {
         let state = self.state();
         Findings {
             counts: state.counts.clone(),
+            seconds: state.seconds.clone(),
             violations: state.violations.clone(),
             digest: state.trace.finalize().to_hex()[..16].to_owned(),
             log: state.log.clone().unwrap_or_default(),

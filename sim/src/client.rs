@@ -1,7 +1,7 @@
 //! Clients: they talk to the router as over a connection, and judge what they get.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use axum::http::Request;
@@ -25,17 +25,24 @@ const RETRY_AFTER: Duration = Duration::from_millis(500);
 /// Sends the plan's request, reads its answer and reports how it ended.
 pub(crate) async fn run(mesh: Arc<Mesh>, plan: Plan, checker: Arc<Checker>, errors_allowed: bool) {
     for attempt in 0..=plan.retries {
+        let began = now();
         let ended = match timeout(PATIENCE, ask(&mesh, &plan)).await {
             Ok(ended) => ended,
             Err(_) => Ended::Wrong(format!("no end after {} s", PATIENCE.as_secs())),
         };
         let again = matches!(ended, Ended::Failed(_) | Ended::RouterLost) && attempt < plan.retries;
-        checker.ended(plan.number, ended, errors_allowed);
+        let took = now().saturating_duration_since(began);
+        checker.ended(plan.number, ended, took, errors_allowed);
         if !again {
             return;
         }
         sleep(RETRY_AFTER).await;
     }
+}
+
+#[expect(clippy::disallowed_methods, reason = "the simulation reads its own clock")]
+fn now() -> Instant {
+    host::now()
 }
 
 async fn ask(mesh: &Mesh, plan: &Plan) -> Ended {

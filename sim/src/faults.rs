@@ -28,11 +28,11 @@ pub(crate) async fn disturb(mesh: Arc<Mesh>, mix: Mix, mut rng: SmallRng, checke
         let node = &mesh.nodes()[rng.random_range(0..mesh.nodes().len())];
         // Short ones are forgiven, long ones are noticed and acted upon.
         let longest = if rng.random_bool(0.3) { 15_000 } else { 1_500 };
-        let while_ms = Duration::from_millis(rng.random_range(20..longest));
+        let length = Duration::from_millis(rng.random_range(20..longest));
         let place = if fault == Fault::KillRouter { mesh.router() } else { node };
         let Some(_claim) = place.claim() else { continue };
-        checker.note(format!("{fault:?} {} for {while_ms:?}", place.name));
-        strike(&mesh, fault, place, while_ms, &mut rng, &checker).await;
+        checker.note(format!("{fault:?} {} for {length:?}", place.name));
+        strike(&mesh, fault, place, length, &mut rng, &checker).await;
     }
 }
 
@@ -52,6 +52,7 @@ async fn strike(
         Fault::Cut => {
             let other = &mesh.places[rng.random_range(0..mesh.places.len())];
             let (there, back) = (rng.random_bool(0.8), rng.random_bool(0.8));
+            checker.note(format!("  between {} and {}: {there}, {back}", place.name, other.name));
             if there {
                 mesh.network.cut(place.ip, other.ip);
             }

@@ -60,6 +60,8 @@ pub(crate) struct Shape {
 
 /// Texts from which prompts begin, so that prefixes are shared.
 const OPENINGS: usize = 6;
+/// Chats that go on.
+const CHATS: usize = 8;
 const RETRIES: usize = 2;
 const LONGEST_PROMPT: usize = 1_500;
 
@@ -68,6 +70,8 @@ pub(crate) struct Workload<'a> {
     model: &'a FakeModel,
     shape: Shape,
     openings: Vec<String>,
+    /// Chats that a client may go on with, each as it stands with the right answer.
+    chats: Vec<Vec<(&'static str, String)>>,
     number: usize,
 }
 
@@ -80,7 +84,7 @@ impl<'a> Workload<'a> {
                 words(rng, length)
             })
             .collect();
-        Self { model, shape, openings, number: 0 }
+        Self { model, shape, openings, chats: Vec::new(), number: 0 }
     }
 
     /// The next request.
@@ -104,7 +108,7 @@ impl<'a> Workload<'a> {
         Plan { manner, pause, retries, ..plan }
     }
 
-    fn valid(&self, rng: &mut SmallRng) -> Plan {
+    fn valid(&mut self, rng: &mut SmallRng) -> Plan {
         let opening = match rng.random_bool(0.5) {
             true => self.openings[rng.random_range(0..OPENINGS)].as_str(),
             false => "",
@@ -124,10 +128,12 @@ impl<'a> Workload<'a> {
             body["stream_options"] = json!({ "include_usage": true });
         }
         let (path, expected) = if rng.random_bool(0.7) {
-            let messages = [("user", prompt)];
+            let messages = self.turn(rng, prompt);
             let listed = messages.iter().map(|(role, text)| json!({ "role": role, "content": text }));
             body["messages"] = listed.collect();
-            ("/v1/chat/completions", oracle::chat(self.model, &messages, max_tokens))
+            let expected = oracle::chat(self.model, &messages, max_tokens);
+            self.remember(rng, messages, &expected);
+            ("/v1/chat/completions", expected)
         } else {
             let expected = oracle::completion(self.model, &prompt, max_tokens);
             body["prompt"] = prompt.into();
@@ -139,6 +145,29 @@ impl<'a> Workload<'a> {
             _ => None,
         };
         Plan { arm, ..self.plan(path, body, stream, Some(expected)) }
+    }
+
+    /// The next turn of an earlier chat, or the first of a new one.
+    fn turn(&self, rng: &mut SmallRng, prompt: String) -> Vec<(&'static str, String)> {
+        if self.chats.is_empty() || rng.random_bool(0.6) {
+            return vec![("user", prompt)];
+        }
+        let mut messages = self.chats[rng.random_range(0..self.chats.len())].clone();
+        let length = rng.random_range(3..60);
+        messages.push(("user", words(rng, length)));
+        messages
+    }
+
+    fn remember(&mut self, rng: &mut SmallRng, mut chat: Vec<(&'static str, String)>, expected: &Expected) {
+        chat.push(("assistant", expected.text.clone()));
+        if chat.iter().map(|(_, text)| text.len()).sum::<usize>() > LONGEST_PROMPT {
+            return;
+        }
+        if self.chats.len() < CHATS {
+            self.chats.push(chat);
+        } else {
+            self.chats[rng.random_range(0..CHATS)] = chat;
+        }
     }
 
     fn invalid(&self, rng: &mut SmallRng) -> Plan {

@@ -17,6 +17,24 @@ fn two_thousand_seeds_under_every_mix_break_no_promise() {
     }
 }
 
+/// Seconds are virtual here: they do not depend on the machine.
+#[test]
+fn a_fault_costs_an_answer_seconds_not_its_patience() {
+    for (mix, slowest, all_but_one_in_a_hundred) in [
+        (Mix::Calm, 3.0, 1.5),
+        (Mix::Links, 16.0, 4.0),
+        (Mix::Kills, 12.0, 5.0),
+        (Mix::Stops, 10.0, 4.0),
+        (Mix::Freezes, 12.0, 6.0),
+    ] {
+        let campaign = Campaign { seeds: 0..30, mix: Some(mix), requests: 200, threads: 2, logged: false };
+        let totals = campaign.run(|_, _| {});
+        println!("{mix:?}: {totals}");
+        assert!(totals.failures.is_empty(), "{totals}");
+        assert!(totals.within(1.0) < slowest && totals.within(0.99) < all_but_one_in_a_hundred, "{totals}");
+    }
+}
+
 #[test]
 fn the_same_seed_is_the_same_run() {
     for mix in Mix::ALL {
