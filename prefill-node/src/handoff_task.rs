@@ -146,14 +146,15 @@ impl Task {
         tokio::select! {
             biased;
             _ = self.stop.wait_for(|stop| *stop) => Input::Stop,
+            _ = self.heartbeat.tick() => Input::Heartbeat,
             message = self.from_peer.recv::<HandoffMessage>() => Input::Peer(message),
             written = self.frames.written() => Input::Written(written),
             encoded = join(&mut self.encoding) => Input::Encoded(encoded),
             computed = self.ticket.computed.recv(), if self.encoding.is_none() && !self.compute_over => {
                 Input::Computed(computed)
             }
+            // Last: the word that it waits for may be here already.
             () = until(deadline) => Input::Deadline,
-            _ = self.heartbeat.tick() => Input::Heartbeat,
         }
     }
 

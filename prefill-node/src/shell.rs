@@ -250,11 +250,12 @@ pub(crate) async fn accept(endpoint: Endpoint, node: Node) {
     loop {
         tokio::select! {
             biased;
+            // First, or a flood of newcomers would keep the ended ones in memory.
+            Some(_) = connections.join_next() => {}
             connection = endpoint.accept() => match connection {
                 Some(connection) => { connections.spawn(host::task(serve_connection(connection, node.clone()))); }
                 None => return,
             },
-            Some(_) = connections.join_next() => {}
         }
     }
 }
@@ -269,6 +270,7 @@ async fn serve_connection(connection: Connection, node: Node) {
     loop {
         tokio::select! {
             biased;
+            Some(ended) = handoffs.join_next() => log_panic(ended),
             stream = connection.accept() => match stream {
                 Ok(streams) => { handoffs.spawn(host::task(serve_stream(connection.clone(), streams, node.clone()))); }
                 Err(error) => {
@@ -276,7 +278,6 @@ async fn serve_connection(connection: Connection, node: Node) {
                     break;
                 }
             },
-            Some(ended) = handoffs.join_next() => log_panic(ended),
         }
     }
     // Each sees the loss of the connection and ends in order.
