@@ -11,6 +11,7 @@ use tokio::sync::watch;
 use crate::chat_template::ChatTemplate;
 use crate::clock;
 use crate::config::ModelIdentity;
+use crate::http::bodies::BodyBudget;
 use crate::metrics::{RouterMetrics, lock};
 use crate::policy::Policy;
 use crate::registry::Registry;
@@ -23,6 +24,7 @@ pub(crate) struct App {
     pub(crate) template: Option<ChatTemplate>,
     pub(crate) allow_route_override: bool,
     pub(crate) body_bytes_max: usize,
+    pub(crate) bodies: BodyBudget,
     pub(crate) client_timeout: Duration,
     pub(crate) policy: watch::Receiver<Policy>,
     pub(crate) shutdown: watch::Receiver<Shutdown>,
@@ -49,6 +51,7 @@ pub(crate) struct Parts {
     pub(crate) template: Option<ChatTemplate>,
     pub(crate) allow_route_override: bool,
     pub(crate) body_bytes_max: usize,
+    pub(crate) bodies: BodyBudget,
     pub(crate) client_timeout: Duration,
     pub(crate) frozen_after: Duration,
     pub(crate) policy: watch::Receiver<Policy>,
@@ -65,6 +68,7 @@ impl App {
             template: parts.template,
             allow_route_override: parts.allow_route_override,
             body_bytes_max: parts.body_bytes_max,
+            bodies: parts.bodies,
             client_timeout: parts.client_timeout,
             policy: parts.policy,
             shutdown: parts.shutdown,

@@ -42,6 +42,8 @@ pub struct RouterConfig {
     pub allow_route_override: bool,
     /// Longest request body.
     pub body_bytes_max: usize,
+    /// Bytes of all request bodies under way together.
+    pub bodies_bytes_max: usize,
     /// Client connections at once; more wait until one ends.
     pub connections_max: usize,
     /// A client that owes a request, or the rest of one, and is silent for so
@@ -66,6 +68,7 @@ struct Raw {
     policy: Option<PathBuf>,
     allow_route_override: bool,
     body_bytes_max: u64,
+    bodies_bytes_max: u64,
     connections_max: usize,
     client_timeout_seconds: u64,
     frozen_seconds: u64,
@@ -87,6 +90,8 @@ impl Default for Raw {
             // A prompt of a million tokens has about 4 MB; escapes and frames of
             // messages several times that.
             body_bytes_max: 16 << 20,
+            // Sixteen of the largest at once.
+            bodies_bytes_max: 256 << 20,
             connections_max: 4096,
             // As nginx by default keeps idle connections.
             client_timeout_seconds: 75,
@@ -101,6 +106,8 @@ impl Default for Raw {
 const BODY_BYTES_MAX: u64 = 1 << 30;
 /// Below this not even a small request fits.
 const BODY_BYTES_MIN: u64 = 1 << 10;
+/// No machine that a router runs on has more memory.
+const BODIES_BYTES_MAX: u64 = 1 << 40;
 const DRAIN_SECONDS_MAX: u64 = 86_400;
 /// Each may take a descriptor and some 20 kB.
 const CONNECTIONS_MAX: usize = 1 << 20;
@@ -131,6 +138,8 @@ fn check(raw: Raw, mut problems: Problems) -> Result<RouterConfig, SettingsError
     let alias_fits = raw.model_alias.as_ref().is_none_or(|alias| !alias.trim().is_empty());
     problems.require(alias_fits, "model_alias", "is empty");
     problems.range("body_bytes_max", raw.body_bytes_max, BODY_BYTES_MIN, BODY_BYTES_MAX);
+    let one_body = raw.body_bytes_max.clamp(BODY_BYTES_MIN, BODY_BYTES_MAX);
+    problems.range("bodies_bytes_max", raw.bodies_bytes_max, one_body, BODIES_BYTES_MAX);
     problems.range("connections_max", raw.connections_max, 1, CONNECTIONS_MAX);
     problems.range("client_timeout_seconds", raw.client_timeout_seconds, 1, CLIENT_TIMEOUT_SECONDS_MAX);
     problems.range("frozen_seconds", raw.frozen_seconds, 1, FROZEN_SECONDS_MAX);
@@ -146,6 +155,7 @@ fn check(raw: Raw, mut problems: Problems) -> Result<RouterConfig, SettingsError
         policy: raw.policy,
         allow_route_override: raw.allow_route_override,
         body_bytes_max: raw.body_bytes_max as usize,
+        bodies_bytes_max: raw.bodies_bytes_max as usize,
         connections_max: raw.connections_max,
         client_timeout: Duration::from_secs(raw.client_timeout_seconds),
         frozen: Duration::from_secs(raw.frozen_seconds),
@@ -175,7 +185,7 @@ mod tests {
         assert_eq!(config.listen.to_string(), "127.0.0.1:8080");
         assert_eq!(config.mesh_listen.to_string(), "127.0.0.1:7000");
         assert_eq!(config.alias(), "tiny-q8_0");
-        assert_eq!(config.body_bytes_max, 16_777_216);
+        assert_eq!((config.body_bytes_max, config.bodies_bytes_max), (16_777_216, 268_435_456));
         assert_eq!((config.connections_max, config.client_timeout), (4096, Duration::from_secs(75)));
         assert_eq!(config.frozen, Duration::from_secs(15));
         assert_eq!(config.drain, Duration::from_secs(30));
@@ -184,7 +194,7 @@ mod tests {
 
     #[test]
     fn all_mistakes_are_reported_at_once() {
-        let text = "frozen_seconds = 0\nconnections_max = 0\nclient_timeout_seconds = 0\nname = \"\"\nlisten = \"8080\"\nbody_bytes_max = 3\nmodel_alias = \" \"\nprt = 1";
+        let text = "frozen_seconds = 0\nconnections_max = 0\nclient_timeout_seconds = 0\nname = \"\"\nlisten = \"8080\"\nbody_bytes_max = 3\nbodies_bytes_max = 4\nmodel_alias = \" \"\nprt = 1";
         let error = parse(text).unwrap_err();
         for part in [
             "unknown key `prt`",
@@ -197,6 +207,7 @@ mod tests {
             "`connections_max` is 0, allowed 1 to 1048576",
             "`client_timeout_seconds` is 0, allowed 1 to 86400",
             "`body_bytes_max` is 3, allowed 1024 to 1073741824",
+            "`bodies_bytes_max` is 4, allowed 1024 to 1099511627776",
         ] {
             assert!(error.contains(part), "{part:?} in {error}");
         }

@@ -1,5 +1,6 @@
 //! The HTTP surface: routes, bodies, headers. Decisions are made elsewhere.
 
+pub(crate) mod bodies;
 pub(crate) mod connections;
 mod generate;
 mod reply;
@@ -14,6 +15,7 @@ use std::sync::Arc;
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, Path, State};
 use axum::http::StatusCode;
+use axum::middleware::from_fn_with_state;
 use axum::response::Response;
 use axum::routing::{get, post};
 use serde_json::{Value, json};
@@ -40,6 +42,7 @@ pub(crate) fn routes(app: Arc<App>) -> Router {
         .fallback(async || reply::error(&ApiError::unknown_route()))
         .method_not_allowed_fallback(async || reply::error(&ApiError::wrong_method()))
         .layer(DefaultBodyLimit::max(app.body_bytes_max))
+        .layer(from_fn_with_state(app.clone(), bodies::counted))
         .layer(RequestBodyTimeoutLayer::new(app.client_timeout))
         .with_state(app)
 }

@@ -15,6 +15,7 @@ use crate::app::{App, Parts};
 use crate::chat_template::ChatTemplate;
 use crate::config::{ModelIdentity, RouterConfig};
 use crate::error::RouterError;
+use crate::http::bodies::BodyBudget;
 use crate::http::connections::{self, ConnectionLimits};
 use crate::metrics::RouterMetrics;
 use crate::policy::{Policy, PolicyFile};
@@ -80,6 +81,7 @@ impl RouterCore {
             template,
             allow_route_override: config.allow_route_override,
             body_bytes_max: config.body_bytes_max,
+            bodies: BodyBudget::new(config.bodies_bytes_max),
             client_timeout: config.client_timeout,
             frozen_after: config.frozen,
             policy: policy_seen,

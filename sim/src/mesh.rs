@@ -250,6 +250,7 @@ impl Mesh {
             policy: None,
             allow_route_override: true,
             body_bytes_max: 1 << 20,
+            bodies_bytes_max: 16 << 20,
             connections_max: 4_096,
             client_timeout: Duration::from_secs(75),
             frozen: Duration::from_secs(4),

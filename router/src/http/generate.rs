@@ -11,7 +11,9 @@ use bytes::Bytes;
 use futures_util::future::try_join_all;
 use futures_util::{StreamExt, TryStreamExt};
 use kv_block::Token;
+use tower_http::timeout::TimeoutError;
 
+use super::bodies::BudgetSpent;
 use super::{reply, request_id, route};
 use crate::answer::Answer;
 use crate::app::{App, InFlight};
@@ -162,16 +164,16 @@ impl Drop for Exchange {
 pub(super) fn whole_body(app: &App, body: Result<Bytes, BytesRejection>) -> Result<Bytes, ApiError> {
     body.map_err(|rejection| match rejection.status() {
         StatusCode::PAYLOAD_TOO_LARGE => ApiError::body_too_large(app.body_bytes_max),
-        _ if is_timeout(&rejection) => ApiError::body_too_slow(app.client_timeout),
+        _ if caused_by::<TimeoutError>(&rejection) => ApiError::body_too_slow(app.client_timeout),
+        _ if caused_by::<BudgetSpent>(&rejection) => ApiError::unavailable("busy", BudgetSpent.to_string()),
         _ => ApiError::malformed("The request body could not be read"),
     })
 }
 
-/// Whether the body stood still for too long: somewhere in the chain of causes.
-fn is_timeout(rejection: &BytesRejection) -> bool {
+/// Whether `E` is somewhere in the chain of causes.
+fn caused_by<E: std::error::Error + 'static>(rejection: &BytesRejection) -> bool {
     let first: &(dyn std::error::Error + 'static) = rejection;
-    std::iter::successors(Some(first), |error| error.source())
-        .any(|error| error.is::<tower_http::timeout::TimeoutError>())
+    std::iter::successors(Some(first), |error| error.source()).any(|error| error.is::<E>())
 }
 
 /// A checked request with its prompts as tokens.

@@ -54,6 +54,35 @@ async fn a_body_that_stands_still_is_a_408_and_a_slow_one_is_read() {
 }
 
 #[tokio::test]
+async fn bodies_under_way_are_bounded_together() {
+    let (mesh, _node) = Mesh::of_one(answer("x")).await;
+    let prompt = "a".repeat(90_000);
+    let body = json!({"prompt": "x", "unused": prompt});
+    let mut slow = TcpStream::connect(mesh.http).await.unwrap();
+    let head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 95000\r\n\r\n";
+    slow.write_all(format!("{head}{prompt}").as_bytes()).await.unwrap();
+    // The first has 90,000 of the 150,000 bytes allowed.
+    let refused = loop {
+        let reply = post(mesh.http, "/v1/completions", &body).await;
+        if reply.status != 200 {
+            break reply;
+        }
+    };
+    assert_eq!(refused.status, 503);
+    assert!(refused.body.contains("too many request bodies are under way"), "{}", refused.body);
+    let small = post(mesh.http, "/v1/completions", &json!({"prompt": "hi"})).await;
+    assert_eq!(small.status, 200, "what fits is served");
+    drop(slow);
+    let again = loop {
+        let reply = post(mesh.http, "/v1/completions", &body).await;
+        if reply.status != 503 {
+            break reply;
+        }
+    };
+    assert_eq!(again.status, 200, "the memory comes back with the connection");
+}
+
+#[tokio::test]
 async fn a_crowd_of_silent_connections_keeps_nobody_out_for_long() {
     let (mesh, _node) = Mesh::of_one(answer("x")).await;
     let mut silent = Vec::new();
