@@ -67,6 +67,9 @@ fn run(role: impl AsyncFnOnce(watch::Receiver<Shutdown>) -> anyhow::Result<()>) 
     let shutdown = Arc::new(watch::Sender::new(Shutdown::Running));
     signals::follow_parent(&shutdown);
     raise_descriptor_limit();
+    if std::env::var_os(CORE_DUMPS_VARIABLE).is_none() {
+        keep_memory_out_of_core_dumps();
+    }
     let runtime = runtime()?;
     let outcome = runtime.block_on(async {
         signals::listen(shutdown.clone())?;
@@ -76,6 +79,17 @@ fn run(role: impl AsyncFnOnce(watch::Receiver<Shutdown>) -> anyhow::Result<()>) 
     // Blocking work that is still under way must not keep the process alive.
     runtime.shutdown_background();
     outcome
+}
+
+/// Set to anything, a crash leaves a core dump where the system is set up so.
+const CORE_DUMPS_VARIABLE: &str = "SEGUE_CORE_DUMPS";
+
+/// The memory of every role holds prompts and answers.
+fn keep_memory_out_of_core_dumps() {
+    use rustix::process::{DumpableBehavior, set_dumpable_behavior};
+    if let Err(error) = set_dumpable_behavior(DumpableBehavior::NotDumpable) {
+        tracing::warn!(%error, "a crash may leave a core dump, and with it prompts");
+    }
 }
 
 /// Each client has a socket, and the usual soft limit of 1,024 is for programs
@@ -105,4 +119,15 @@ fn identity(config: &RouterConfig) -> anyhow::Result<ModelIdentity> {
         fingerprint: llama::fingerprint(&config.model)?,
         context_tokens_max: summary.context_tokens_max,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::process::{DumpableBehavior, dumpable_behavior};
+
+    #[test]
+    fn core_dumps_are_off() {
+        super::keep_memory_out_of_core_dumps();
+        assert_eq!(dumpable_behavior().unwrap(), DumpableBehavior::NotDumpable);
+    }
 }

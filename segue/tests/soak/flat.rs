@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 use rustix::process::Pid;
 use serde_json::json;
 
-use crate::harness::{self, Client, Mesh};
+use crate::harness::{self, Client, Mesh, long_prompt};
 use crate::soak_time;
 
-const CLIENTS: usize = 8;
+const CLIENTS: u64 = 8;
 /// Growth over the second half that is noise: caches of the allocator settle late.
 const GROWTH_KB_MAX: i64 = 8 << 10;
 
@@ -38,7 +38,7 @@ async fn memory_and_descriptors_stay_flat_over_many_requests() {
 }
 
 /// Requests of all kinds until `end`: 20 % leave, 10 % are invalid. Returns how many.
-async fn round(client: &Client, end: Instant) -> usize {
+async fn round(client: &Client, end: Instant) -> u64 {
     let mut clients = tokio::task::JoinSet::new();
     for number in 0..CLIENTS {
         let client = client.clone();
@@ -46,6 +46,10 @@ async fn round(client: &Client, end: Instant) -> usize {
             let mut count = 0;
             while Instant::now() < end {
                 let prompt = format!("Note {number} {count}. Name a colour.");
+                if count % 200 == 7 {
+                    let long = long_prompt(1_000 * number + count, 560);
+                    assert_eq!(client.chat(&long, 2, "remote").await.status, 200);
+                }
                 match count % 10 {
                     0 => {
                         let body =
