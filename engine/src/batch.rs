@@ -46,6 +46,7 @@ pub(crate) fn check(
 /// have and the rest: a prompt chunk beside a stream then loses its first token
 /// to a pass of its own, and with it, at 64 tokens, the tiled attention.
 /// Slots side by side share a pass; each gap between them costs one more.
+#[cfg(any(feature = "llama", test))]
 pub(crate) fn passes(batch: &[BatchItem<'_>]) -> Vec<Vec<usize>> {
     let mut order: Vec<_> = (0..batch.len()).collect();
     order.sort_by_key(|&index| (std::cmp::Reverse(batch[index].tokens.len()), batch[index].slot));

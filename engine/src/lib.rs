@@ -10,15 +10,23 @@
 //! Job: everything that touches llama.cpp, and all `unsafe` of the CPU path.
 //! [`fake`] is a deterministic twin with the same interface: its "KV" and its
 //! "logits" are functions of the tokens, so any mix-up shows in the output.
+//! Without the feature `llama` (on by default) the crate is this interface, the
+//! twin and the parser of llama.cpp's state bytes, and compiles in seconds.
 //! Not its job: scheduling, sampling, networks.
 
 mod batch;
 mod config;
 pub mod fake;
+#[cfg(feature = "llama")]
 mod ffi;
+#[doc(hidden)]
+pub mod fuzzing;
+#[cfg(feature = "llama")]
 pub mod llama;
 mod rows;
+mod state;
 
+#[cfg(feature = "llama")]
 pub use llama::fingerprint;
 pub use rows::{BlobTemplate, ExportedRows, InstallBlob};
 

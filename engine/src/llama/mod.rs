@@ -2,7 +2,6 @@
 
 mod file;
 mod session;
-mod state;
 mod vocabulary;
 
 use std::path::Path;

@@ -12,8 +12,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use kv_block::{LayerSpec, Layout, RowSpec, Section, SlotId};
 
-use super::state::{Expected, StateFormat};
 use crate::ffi::{ContextSizes, LogitsPlace, RawContext, RawModel};
+use crate::state::{Expected, StateFormat};
 use crate::{BatchItem, BlobTemplate, EngineError, ExportedRows, InstallBlob, Session, SessionConfig, batch};
 
 /// What a session is for.

@@ -21,6 +21,7 @@ pub fn model_path(file: &str) -> PathBuf {
 }
 
 /// Loaded once per test process.
+#[cfg(feature = "llama")]
 pub fn model(file: &'static str) -> Arc<dyn Model> {
     static SMOLLM_MODEL: OnceLock<Arc<dyn Model>> = OnceLock::new();
     static GEMMA_MODEL: OnceLock<Arc<dyn Model>> = OnceLock::new();

@@ -24,7 +24,7 @@ use crate::rows::BlobFormat;
 
 /// Everything in a state that is not cells or rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct StateFormat {
+pub(crate) struct StateFormat {
     magic: u32,
     streams: u32,
     /// `n_rot_k` and `n_rot_v` of each section.
@@ -34,11 +34,11 @@ pub(super) struct StateFormat {
 
 /// Which sequence's cells are expected where.
 #[derive(Clone, Debug)]
-pub(super) struct Expected {
-    pub(super) sequence: u32,
+pub(crate) struct Expected {
+    pub(crate) sequence: u32,
     /// Stream that holds the cells; all others are empty.
-    pub(super) stream: u32,
-    pub(super) positions: Range<usize>,
+    pub(crate) stream: u32,
+    pub(crate) positions: Range<usize>,
 }
 
 /// Sections in one reading of a probe; also bounds the search.
@@ -50,7 +50,7 @@ const DTYPE_MAX: u32 = 256;
 impl StateFormat {
     /// Reads the state of one token at position 0. Errors: `State` unless
     /// exactly one reading accounts for every byte.
-    pub(super) fn probe(bytes: &[u8], sequence: u32, stream: u32) -> Result<Self, EngineError> {
+    pub(crate) fn probe(bytes: &[u8], sequence: u32, stream: u32) -> Result<Self, EngineError> {
         let mut reader = Reader { bytes, at: 0 };
         let magic = reader.u32("magic")?;
         reader.expect("sequence", sequence)?;
@@ -70,13 +70,13 @@ impl StateFormat {
         Ok(Self { magic, streams, rotations, layout })
     }
 
-    pub(super) fn layout(&self) -> &Layout {
+    pub(crate) fn layout(&self) -> &Layout {
         &self.layout
     }
 
     /// Offset of each part's first row, in the order of `Layout::parts`.
     /// Errors: `State` for the first byte that is not as expected.
-    pub(super) fn parse(&self, bytes: &[u8], expected: &Expected) -> Result<Vec<usize>, EngineError> {
+    pub(crate) fn parse(&self, bytes: &[u8], expected: &Expected) -> Result<Vec<usize>, EngineError> {
         let mut reader = Reader { bytes, at: 0 };
         reader.expect("magic", self.magic)?;
         reader.expect("sequence", expected.sequence)?;
@@ -100,7 +100,7 @@ impl StateFormat {
     /// stream per sequence: it begins with the architecture's name, has no
     /// sequence of its own, and holds the neighbours' cells too, which are
     /// skipped. `residents` are their lengths.
-    pub(super) fn parse_whole(
+    pub(crate) fn parse_whole(
         &self,
         bytes: &[u8],
         residents: &[usize],
@@ -129,7 +129,7 @@ impl StateFormat {
     }
 
     /// A maker of blobs of this form.
-    pub(super) fn blob_format(&self) -> LlamaBlob {
+    pub(crate) fn blob_format(&self) -> LlamaBlob {
         LlamaBlob { magic: self.magic, streams: self.streams, rotations: self.rotations.clone() }
     }
 }
@@ -327,7 +327,7 @@ impl Reader<'_> {
 /// Writes states of a probed form: all cells in stream 0, which llama.cpp
 /// takes for the sequence that it is told to restore.
 #[derive(Debug)]
-pub(super) struct LlamaBlob {
+pub(crate) struct LlamaBlob {
     magic: u32,
     streams: u32,
     rotations: Vec<(u32, u32)>,
