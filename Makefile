@@ -9,7 +9,8 @@ CACHE := $(or $(SEGUE_CACHE),$(HOME)/.cache/segue)
 OPENAI_VENV := $(CACHE)/venv-openai
 LISTEN ?= 127.0.0.1:8080
 
-.PHONY: help run build models models-test test lint unit openai-client test-hosts hosts-if-possible soak sim bench
+.PHONY: help run build models models-test test lint unit openai-client test-hosts hosts-if-possible soak sim
+.PHONY: fuzz fuzz-briefly fuzz-seeds bench
 
 help:
 	@echo 'make run     install what is missing, build, fetch the demo model, start a mesh, show a demo'
@@ -18,6 +19,7 @@ help:
 	@echo 'make test-hosts   a mesh over five network namespaces (part of make test where they can be made)'
 	@echo 'make soak    random faults and many requests on a real mesh (SECONDS=600 each)'
 	@echo 'make sim     a million requests in virtual time, under faults, every answer checked (SEEDS=2200)'
+	@echo 'make fuzz    every decoder, fed with damaged input (FUZZ_SECONDS=600 each; briefly in make test)'
 	@echo 'make bench   inverse arrival against a running mesh (URL=http://127.0.0.1:8080)'
 	@echo 'make build   only build'
 	@echo 'make models  only fetch the demo model'
@@ -36,11 +38,12 @@ models: build
 models-test: build
 	@SEGUE_BIN=$(SEGUE) scripts/fetch-models.sh demo test
 
-test: lint unit hosts-if-possible
+test: lint unit fuzz-briefly hosts-if-possible
 
 lint:
 	@scripts/setup.sh
 	$(CARGO) fmt --all --check
+	$(CARGO) fmt --all --check --manifest-path fuzz/Cargo.toml
 	$(CARGO) clippy --release --locked --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --release --locked --workspace --no-deps --document-private-items --quiet
 
@@ -64,6 +67,28 @@ soak: models
 SEEDS ?= 2200
 sim: build
 	$(SEGUE) sim --seeds $(SEEDS) --requests 450
+# One target per decoder, in fuzz/targets. Its build has a folder of its own: the
+# decoders are compiled again, with counters in every branch.
+FUZZ_SECONDS ?= 600
+FUZZ_TARGETS ?=
+FUZZ_DIR := $(CACHE)/fuzz-target
+CARGO_FUZZ_VERSION := 0.13.2
+CARGO_FUZZ := $(CACHE)/cargo-fuzz-$(CARGO_FUZZ_VERSION)/bin/cargo-fuzz
+
+fuzz: $(CARGO_FUZZ)
+	@CARGO_FUZZ=$(CARGO_FUZZ) CARGO_TARGET_DIR=$(FUZZ_DIR) scripts/fuzz.sh $(FUZZ_SECONDS) $(FUZZ_TARGETS)
+
+fuzz-briefly:
+	@$(MAKE) --no-print-directory fuzz FUZZ_SECONDS=3
+
+fuzz-seeds:
+	CARGO_TARGET_DIR=$(FUZZ_DIR) $(CARGO) run --release --locked --manifest-path fuzz/Cargo.toml --example seeds
+
+$(CARGO_FUZZ):
+	@scripts/setup.sh
+	@echo 'fuzz: installing cargo-fuzz $(CARGO_FUZZ_VERSION)' >&2
+	@$(CARGO) install cargo-fuzz --version $(CARGO_FUZZ_VERSION) --locked --quiet --root $(dir $(@D)) --target-dir $(CACHE)/cargo-fuzz-build
+	@rm -rf $(CACHE)/cargo-fuzz-build
 
 # The official OpenAI client, in an environment of its own: system Pythons
 # refuse packages from outside (PEP 668).

@@ -22,6 +22,8 @@ mod chunk;
 mod client;
 mod date;
 mod estimate;
+#[doc(hidden)]
+pub mod fuzzing;
 mod inverse_arrival;
 mod prompt;
 mod record;

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
-use settings::SettingsError;
+use settings::{Problems, SettingsError};
 
 /// A decode node's configuration, checked. Sizes are in the unit of their name.
 #[derive(Clone, Debug, Deserialize)]
@@ -81,35 +81,47 @@ impl Default for DecodeConfig {
 impl DecodeConfig {
     /// Reads and checks a file; reports all mistakes at once.
     pub fn read(path: &Path) -> Result<Self, SettingsError> {
-        let (config, mut problems) = settings::read_file::<Self>(path)?;
-        problems.require(!config.name.is_empty(), "name", "is empty");
+        let (config, problems) = settings::read_file::<Self>(path)?;
+        config.check(problems)?;
+        Ok(config)
+    }
+
+    /// As [`DecodeConfig::read`], from the file's text.
+    #[doc(hidden)]
+    pub fn parse(text: &str) -> Result<Self, SettingsError> {
+        let (config, problems) = settings::read_text::<Self>(text, "decode.toml")?;
+        config.check(problems)?;
+        Ok(config)
+    }
+
+    fn check(&self, mut problems: Problems) -> Result<(), SettingsError> {
+        problems.require(!self.name.is_empty(), "name", "is empty");
         // Peers are told this address, so it must lead somewhere.
-        let listen = config.listen.parse::<SocketAddr>();
+        let listen = self.listen.parse::<SocketAddr>();
         problems.require(
             listen.is_ok_and(|address| !address.ip().is_unspecified()),
             "listen",
             "is not ADDRESS:PORT with an address of this machine",
         );
-        problems.require(config.router.contains(':'), "router", "is not HOST:PORT");
-        problems.require(!config.model.as_os_str().is_empty(), "model", "is missing");
-        problems.range("block_tokens", config.block_tokens, 16, 1024);
-        problems.range("slots", config.slots, 1, 256);
-        if config.context_tokens != 0 {
-            problems.range("context_tokens", config.context_tokens, 64, 1 << 22);
+        problems.require(self.router.contains(':'), "router", "is not HOST:PORT");
+        problems.require(!self.model.as_os_str().is_empty(), "model", "is missing");
+        problems.range("block_tokens", self.block_tokens, 16, 1024);
+        problems.range("slots", self.slots, 1, 256);
+        if self.context_tokens != 0 {
+            problems.range("context_tokens", self.context_tokens, 64, 1 << 22);
         }
-        problems.range("threads", config.threads, 0, 1024);
-        problems.range("itl_cap_ms", config.itl_cap_ms, 1.0, 60_000.0);
-        problems.range("local_long_tokens", config.local_long_tokens, 1, 1 << 22);
-        problems.range("max_local_long", config.max_local_long, 1, config.slots.max(1));
-        problems.range("staging_bytes", config.staging_bytes, 1 << 20, 1 << 42);
-        problems.range("credit_window_bytes", config.credit_window_bytes, 1 << 20, 1 << 36);
+        problems.range("threads", self.threads, 0, 1024);
+        problems.range("itl_cap_ms", self.itl_cap_ms, 1.0, 60_000.0);
+        problems.range("local_long_tokens", self.local_long_tokens, 1, 1 << 22);
+        problems.range("max_local_long", self.max_local_long, 1, self.slots.max(1));
+        problems.range("staging_bytes", self.staging_bytes, 1 << 20, 1 << 42);
+        problems.range("credit_window_bytes", self.credit_window_bytes, 1 << 20, 1 << 36);
         // Prefill nodes give a sign of life each half second.
-        problems.range("stall_seconds", config.stall_seconds, 1.0, 3600.0);
+        problems.range("stall_seconds", self.stall_seconds, 1.0, 3600.0);
         // A router may have no more request streams open, see kv-transfer/src/transport.rs.
-        problems.range("queue_requests_max", config.queue_requests_max, 1, 4096);
-        problems.range("drain_seconds", config.drain_seconds, 0.0, 3600.0);
-        problems.finish()?;
-        Ok(config)
+        problems.range("queue_requests_max", self.queue_requests_max, 1, 4096);
+        problems.range("drain_seconds", self.drain_seconds, 0.0, 3600.0);
+        problems.finish()
     }
 }
 
@@ -119,14 +131,8 @@ mod tests {
 
     #[test]
     fn mistakes_are_reported_together_with_their_range() {
-        let dir = std::env::temp_dir().join(format!("segue-decode-config-{}", std::process::id()));
-        std::fs::write(
-            &dir,
-            "model = \"m.gguf\"\nslots = 0\nslot = 3\nitl_cap_ms = 0.0\nstall_seconds = 0.5\n",
-        )
-        .unwrap();
-        let message = DecodeConfig::read(&dir).unwrap_err().to_string();
-        std::fs::remove_file(&dir).unwrap();
+        let text = "model = \"m.gguf\"\nslots = 0\nslot = 3\nitl_cap_ms = 0.0\nstall_seconds = 0.5\n";
+        let message = DecodeConfig::parse(text).unwrap_err().to_string();
         for part in [
             "unknown key `slot`",
             "`slots` is 0, allowed 1 to 256",

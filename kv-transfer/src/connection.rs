@@ -160,14 +160,14 @@ fn peer_of(quinn: &quinn::Connection) -> Result<Peer, String> {
 const GREETING_MAGIC: &[u8; 5] = b"segue";
 const GREETING_BYTES: usize = GREETING_MAGIC.len() + size_of::<u32>();
 
-fn greeting() -> [u8; GREETING_BYTES] {
+pub(crate) fn greeting() -> [u8; GREETING_BYTES] {
     let mut bytes = [0; GREETING_BYTES];
     bytes[..GREETING_MAGIC.len()].copy_from_slice(GREETING_MAGIC);
     bytes[GREETING_MAGIC.len()..].copy_from_slice(&PROTOCOL_VERSION.to_le_bytes());
     bytes
 }
 
-fn check_greeting(bytes: &[u8]) -> Result<(), String> {
+pub(crate) fn check_greeting(bytes: &[u8]) -> Result<(), String> {
     let version = bytes.strip_prefix(GREETING_MAGIC).and_then(|rest| <[u8; 4]>::try_from(rest).ok());
     match version.map(u32::from_le_bytes) {
         Some(PROTOCOL_VERSION) => Ok(()),

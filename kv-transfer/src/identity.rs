@@ -89,13 +89,22 @@ impl MeshAuthority {
     pub fn load(dir: &Path) -> Result<Self, TransferError> {
         let certificate_path = dir.join("ca.pem");
         let key_path = dir.join("ca.key");
-        let certificate_pem = read(&certificate_path)?;
-        let key = KeyPair::from_pem(&read(&key_path)?).map_err(|error| unusable(&key_path, error))?;
+        Self::parse(read(&certificate_path)?, &read(&key_path)?, &certificate_path, &key_path)
+    }
+
+    /// The paths are for errors.
+    pub(crate) fn parse(
+        certificate_pem: String,
+        key_pem: &str,
+        certificate_path: &Path,
+        key_path: &Path,
+    ) -> Result<Self, TransferError> {
+        let key = KeyPair::from_pem(key_pem).map_err(|error| unusable(key_path, error))?;
         let issuer = Issuer::from_ca_cert_pem(&certificate_pem, key)
-            .map_err(|error| unusable(&certificate_path, error))?;
+            .map_err(|error| unusable(certificate_path, error))?;
         let authority = Self { certificate_pem, issuer };
         // A key of another authority would sign certificates that nobody accepts.
-        authority.issue("check", Role::Router).check(&key_path, &key_path)?;
+        authority.issue("check", Role::Router).check(certificate_path, key_path, key_path)?;
         Ok(authority)
     }
 
@@ -132,13 +141,13 @@ impl MeshAuthority {
 /// A node's certificate and key, and the authority it trusts.
 #[derive(Clone)]
 pub struct Credentials {
-    pem: Arc<Pem>,
+    pub(crate) pem: Arc<Pem>,
 }
 
-struct Pem {
-    authority: String,
-    certificate: String,
-    key: String,
+pub(crate) struct Pem {
+    pub(crate) authority: String,
+    pub(crate) certificate: String,
+    pub(crate) key: String,
 }
 
 impl Credentials {
@@ -154,9 +163,8 @@ impl Credentials {
             certificate: read(&certificate_path)?,
             key: read(&key_path)?,
         };
-        parse_certificate(&pem.authority).map_err(|reason| unusable(&dir.join("ca.pem"), reason))?;
         let credentials = Self { pem: Arc::new(pem) };
-        credentials.check(&certificate_path, &key_path)?;
+        credentials.check(&dir.join("ca.pem"), &certificate_path, &key_path)?;
         let (certified, certified_role) = credentials.identity()?;
         if (certified.as_str(), certified_role) != (name, role) {
             let reason = format!("is for the {certified_role} {certified:?}, not for the {role} {name:?}");
@@ -193,7 +201,13 @@ impl Credentials {
     }
 
     /// Finds at start what would otherwise be a refused handshake later.
-    fn check(&self, certificate_path: &Path, key_path: &Path) -> Result<(), TransferError> {
+    pub(crate) fn check(
+        &self,
+        authority_path: &Path,
+        certificate_path: &Path,
+        key_path: &Path,
+    ) -> Result<(), TransferError> {
+        self.authority().map_err(|reason| unusable(authority_path, reason))?;
         let certificate = self.certificate().map_err(|reason| unusable(certificate_path, reason))?;
         identity_of(&certificate).map_err(|reason| unusable(certificate_path, reason))?;
         self.key().map_err(|reason| unusable(key_path, reason))?;

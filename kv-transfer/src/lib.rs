@@ -19,6 +19,8 @@
 mod connection;
 mod endpoint;
 mod frame;
+#[doc(hidden)]
+pub mod fuzzing;
 mod identity;
 mod machine;
 pub mod membership;

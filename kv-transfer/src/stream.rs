@@ -159,9 +159,9 @@ impl MessageReceiver {
 
 /// Bytes of a message that is not complete yet, its length prefix first.
 #[derive(Default)]
-struct Pending(Vec<u8>);
+pub(crate) struct Pending(Vec<u8>);
 
-enum Next<M> {
+pub(crate) enum Next<M> {
     Message(M),
     Missing(usize),
 }
@@ -171,12 +171,17 @@ impl Pending {
         self.0.is_empty()
     }
 
-    fn push(&mut self, bytes: &[u8]) {
+    pub(crate) fn push(&mut self, bytes: &[u8]) {
         self.0.extend_from_slice(bytes);
     }
 
+    /// Bytes of memory held.
+    pub(crate) fn capacity(&self) -> usize {
+        self.0.capacity()
+    }
+
     /// The message, if it is complete; else how many bytes to read next.
-    fn next<M: Message>(&mut self) -> Result<Next<M>, TransferError> {
+    pub(crate) fn next<M: Message>(&mut self) -> Result<Next<M>, TransferError> {
         let Some((prefix, body)) = self.0.split_first_chunk::<PREFIX_BYTES>() else {
             return Ok(Next::Missing(PREFIX_BYTES - self.0.len()));
         };
@@ -237,7 +242,7 @@ mod tests {
         pending.push(&u32::MAX.to_le_bytes());
         let error = next(&mut pending).err().unwrap();
         assert_eq!(error.to_string(), "handoff message of 4294967295 bytes, allowed at most 65536");
-        assert!(pending.0.capacity() < 64);
+        assert!(pending.capacity() < 64);
     }
 
     #[test]
@@ -246,7 +251,7 @@ mod tests {
         pending.push(&60_000u32.to_le_bytes());
         pending.push(&[0; 10]);
         assert!(matches!(next(&mut pending), Ok(Next::Missing(59_990))));
-        assert!(pending.0.capacity() < 64);
+        assert!(pending.capacity() < 64);
     }
 
     #[test]

@@ -77,6 +77,14 @@ impl PrefillConfig {
         Ok(config)
     }
 
+    /// As [`PrefillConfig::read`], from the file's text.
+    #[doc(hidden)]
+    pub fn parse(text: &str) -> Result<Self, SettingsError> {
+        let (config, problems) = settings::read_text::<Self>(text, "prefill.toml")?;
+        config.check(problems)?;
+        Ok(config)
+    }
+
     fn check(&self, mut problems: Problems) -> Result<(), SettingsError> {
         problems.require(!self.name.is_empty(), "name", "is empty");
         match self.listen.parse::<SocketAddr>() {
@@ -127,15 +135,13 @@ mod tests {
     use super::*;
 
     fn check(text: &str) -> Result<(), String> {
-        let (config, problems) =
-            settings::read_text::<PrefillConfig>(text, "p.toml").map_err(|error| error.to_string())?;
-        config.check(problems).map_err(|error| error.to_string())
+        PrefillConfig::parse(text).map(drop).map_err(|error| error.to_string())
     }
 
     #[test]
     fn defaults_need_only_a_model() {
         assert_eq!(check("model = \"m.gguf\""), Ok(()));
-        assert_eq!(check(""), Err("p.toml: `model` is missing".to_owned()));
+        assert_eq!(check(""), Err("prefill.toml: `model` is missing".to_owned()));
     }
 
     #[test]

@@ -121,6 +121,12 @@ impl RouterConfig {
         check(raw, problems)
     }
 
+    /// As [`RouterConfig::read`], from the file's text.
+    pub(crate) fn parse(text: &str) -> Result<Self, SettingsError> {
+        let (raw, problems) = settings::read_text(text, "router.toml")?;
+        check(raw, problems)
+    }
+
     /// The model id for clients.
     pub fn alias(&self) -> String {
         let stem = || self.model.file_stem().map(|stem| stem.to_string_lossy().into_owned());
@@ -175,8 +181,7 @@ mod tests {
     use super::*;
 
     fn parse(text: &str) -> Result<RouterConfig, String> {
-        let (raw, problems) = settings::read_text(text, "router.toml").map_err(|e| e.to_string())?;
-        check(raw, problems).map_err(|error| error.to_string())
+        RouterConfig::parse(text).map_err(|error| error.to_string())
     }
 
     #[test]

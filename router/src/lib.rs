@@ -21,6 +21,8 @@ mod clock;
 mod config;
 mod detokenize;
 mod error;
+#[doc(hidden)]
+pub mod fuzzing;
 mod http;
 mod membership;
 mod metrics;

@@ -38,7 +38,7 @@ pub(super) fn mismatch(field: &str, expected: impl Display, value: &Value) -> Ap
 const CONTAINERS_MAX: usize = 100_000;
 
 /// Objects and arrays that begin in `body`, those inside strings not counted.
-fn containers(body: &[u8]) -> usize {
+pub(crate) fn containers(body: &[u8]) -> usize {
     let (mut count, mut in_string, mut escaped) = (0, false, false);
     for byte in body {
         match byte {

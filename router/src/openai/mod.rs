@@ -13,7 +13,7 @@ mod prompts;
 mod response;
 
 pub(crate) use error::ApiError;
-pub(crate) use fields::Fields;
+pub(crate) use fields::{Fields, containers};
 pub(crate) use messages::Messages;
 pub(crate) use params::Params;
 pub(crate) use prompts::{PromptInput, prompts, text_or_tokens};

@@ -73,6 +73,12 @@ fn read(path: &Path) -> Result<Policy, SettingsError> {
     check(&raw, problems)
 }
 
+/// As [`read`], from the file's text.
+pub(crate) fn parse(text: &str) -> Result<Policy, SettingsError> {
+    let (raw, problems) = settings::read_text(text, "policy.toml")?;
+    check(&raw, problems)
+}
+
 /// Longest context of any model today.
 const TOKENS_MAX: i64 = 1 << 24;
 
@@ -107,8 +113,7 @@ mod tests {
     use super::*;
 
     fn parse(text: &str) -> Result<Policy, String> {
-        let (raw, problems) = settings::read_text(text, "policy.toml").map_err(|e| e.to_string())?;
-        check(&raw, problems).map_err(|error| error.to_string())
+        super::parse(text).map_err(|error| error.to_string())
     }
 
     #[test]

@@ -11,7 +11,7 @@
 //! asks for both). Ties are broken by the seed, never by position.
 
 mod choose;
-mod file;
+pub(crate) mod file;
 
 pub use choose::choose;
 pub use file::PolicyFile;
