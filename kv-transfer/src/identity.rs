@@ -19,6 +19,7 @@ use rcgen::{
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use x509_parser::extensions::GeneralName;
+use x509_parser::x509::{AttributeTypeAndValue, X509Name};
 
 use crate::{TransferError, tls};
 
@@ -100,11 +101,13 @@ impl MeshAuthority {
         key_path: &Path,
     ) -> Result<Self, TransferError> {
         let key = KeyPair::from_pem(key_pem).map_err(|error| unusable(key_path, error))?;
-        let issuer = Issuer::from_ca_cert_pem(&certificate_pem, key)
-            .map_err(|error| unusable(certificate_path, error))?;
+        let issuer = parse_certificate(&certificate_pem)
+            .and_then(|certificate| issuer_of(&certificate, key))
+            .map_err(|reason| unusable(certificate_path, reason))?;
         let authority = Self { certificate_pem, issuer };
         // A key of another authority would sign certificates that nobody accepts.
-        authority.issue("check", Role::Router).check(certificate_path, key_path, key_path)?;
+        let issued = authority.try_issue("check", Role::Router).map_err(|error| unusable(key_path, error))?;
+        issued.check(certificate_path, key_path, key_path)?;
         Ok(authority)
     }
 
@@ -119,6 +122,10 @@ impl MeshAuthority {
     /// A name that [`check_node_name`] refuses gives credentials that can
     /// neither be saved nor used.
     pub fn issue(&self, name: &str, role: Role) -> Credentials {
+        self.try_issue(name, role).expect("this authority has issued before")
+    }
+
+    fn try_issue(&self, name: &str, role: Role) -> Result<Credentials, rcgen::Error> {
         let key = fresh_key();
         let mut params = params(name);
         let server_name = role.server_name().try_into().expect("role names are ASCII");
@@ -127,14 +134,14 @@ impl MeshAuthority {
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages =
             vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
-        let certificate = params.signed_by(&key, &self.issuer).expect("own parameters are valid");
-        Credentials {
+        let certificate = params.signed_by(&key, &self.issuer)?;
+        Ok(Credentials {
             pem: Arc::new(Pem {
                 authority: self.certificate_pem.clone(),
                 certificate: certificate.pem(),
                 key: key.serialize_pem(),
             }),
-        }
+        })
     }
 }
 
@@ -254,6 +261,25 @@ fn parse_certificate(pem: &str) -> Result<CertificateDer<'static>, String> {
     CertificateDer::from_pem_slice(pem.as_bytes()).map_err(|_| "holds no usable PEM certificate".to_owned())
 }
 
+/// The authority that signs with `key` under the subject of `certificate`.
+fn issuer_of(certificate: &CertificateDer<'_>, key: KeyPair) -> Result<Issuer<'static, KeyPair>, String> {
+    let (_, parsed) = x509_parser::parse_x509_certificate(certificate)
+        .map_err(|error| format!("is not a certificate: {error}"))?;
+    check_subject(parsed.subject())?;
+    Issuer::from_ca_cert_der(certificate, key).map_err(|error| error.to_string())
+}
+
+/// Whether rcgen can write the subject again: it panics where it cannot.
+fn check_subject(subject: &X509Name<'_>) -> Result<(), String> {
+    // The first number of an object identifier is 0, 1 or 2.
+    let first =
+        |attribute: &AttributeTypeAndValue<'_>| attribute.attr_type().iter().and_then(|mut n| n.next());
+    match subject.iter_attributes().find(|attribute| first(attribute).is_none_or(|number| number > 2)) {
+        Some(_) => Err("has a subject with an attribute of no known kind".to_owned()),
+        None => Ok(()),
+    }
+}
+
 fn fresh_key() -> KeyPair {
     KeyPair::generate().expect("the system gives random bytes")
 }
@@ -298,4 +324,23 @@ fn write(path: &Path, text: &str, mode: u32) -> Result<(), TransferError> {
 
 fn unusable(path: &Path, reason: impl std::fmt::Display) -> TransferError {
     TransferError::Credentials { path: path.display().to_string(), reason: reason.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use x509_parser::prelude::FromDer;
+
+    use super::*;
+
+    #[test]
+    fn an_authority_whose_subject_cannot_be_written_again_is_refused() {
+        let refused = |der: &[u8]| {
+            let (_, subject) = X509Name::from_der(der).unwrap();
+            check_subject(&subject).err()
+        };
+        let named = |kind: u8| [0x30, 12, 0x31, 10, 0x30, 8, 0x06, 3, kind, 4, 3, 0x0c, 1, b'x'];
+        assert_eq!(refused(&named(0x55)), None);
+        let unknown = "has a subject with an attribute of no known kind";
+        assert_eq!(refused(&named(0x79)).as_deref(), Some(unknown));
+    }
 }
