@@ -240,7 +240,13 @@ fn probe_stream(
 ) -> Result<ProbedSection, EngineError> {
     read_cells(reader, expected)?;
     reader.expect("v_trans (transposed V rows)", 0)?;
+    let at = reader.at;
     let layers = reader.u32("layer count")?;
+    // Without layers both forms read the same bytes: sixteen such sections
+    // would have 65,536 readings.
+    if layers == 0 {
+        return Err(EngineError::State(format!("layer count at byte {at} is 0, expected 1 or more")));
+    }
     let rotations = (reader.u32("n_rot_k")?, reader.u32("n_rot_v")?);
     // Each turn consumes bytes, so a wild layer count ends with the bytes.
     let k = (0..layers).map(|_| reader.probe_row()).collect::<Result<Vec<_>, _>>()?;

@@ -3,7 +3,7 @@
 use kv_block::{LayerSpec, Layout, RowSpec, Section};
 use proptest::prelude::*;
 
-use super::{Expected, StateFormat};
+use super::{Expected, SECTIONS_MAX, StateFormat};
 use crate::rows::BlobFormat;
 
 /// Two sections; the second one has keys only in a latent cache.
@@ -82,6 +82,17 @@ fn wild_counts_end_with_the_bytes() {
     // The stream count.
     bytes[8..12].copy_from_slice(&u32::MAX.to_le_bytes());
     assert!(StateFormat::probe(&bytes, 0, 0).is_err());
+}
+
+#[test]
+fn sections_without_layers_have_no_reading() {
+    let mut bytes = Vec::new();
+    let mut put = |words: &[u32]| words.iter().for_each(|word| bytes.extend(word.to_le_bytes()));
+    put(&[0x1234, 0]);
+    // One stream with one cell, V not transposed, no layers, no rotations.
+    (0..SECTIONS_MAX).for_each(|_| put(&[1, 1, 0, 1, 0, 0, 0, 0, 0]));
+    let error = StateFormat::probe(&bytes, 0, 0).unwrap_err().to_string();
+    assert_eq!(error, "state: the probe's 584 bytes have 0 possible readings, needed 1");
 }
 
 /// The bytes of a state that are structure, not rows.
