@@ -158,6 +158,11 @@ fn read_stream(
     expected: &Expected,
 ) -> Result<Places, EngineError> {
     read_cells(reader, expected)?;
+    // A stream without cells ends with their count.
+    if expected.positions.is_empty() {
+        let v = section.layers.iter().filter(|layer| layer.v.is_some()).count();
+        return Ok(Places { k: vec![reader.at; section.layers.len()], v: vec![reader.at; v] });
+    }
     reader.expect("v_trans (transposed V rows)", 0)?;
     reader.expect("layer count", section.layers.len() as u32)?;
     reader.expect("n_rot_k", rotations.0)?;

@@ -51,6 +51,18 @@ fn blob_offsets_are_where_the_parser_finds_the_rows() {
 }
 
 #[test]
+fn a_state_without_tokens_parses_like_any_other() {
+    for streams in [1, 8] {
+        let format = format(streams, true);
+        let bytes = state(&format, 0);
+        let offsets = format.parse(&bytes, &whole(0)).unwrap();
+        assert_eq!(offsets.len(), format.layout.parts().len());
+        assert!(offsets.iter().all(|&offset| offset <= bytes.len()));
+        assert!(format.parse(&state(&format, 1), &whole(0)).is_err());
+    }
+}
+
+#[test]
 fn state_of_other_tokens_is_named_by_its_first_wrong_field() {
     let format = format(1, false);
     let bytes = state(&format, 3);
