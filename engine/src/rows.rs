@@ -41,7 +41,7 @@ impl ExportedRows {
             )));
         }
         for ((part, row), &offset) in layout.parts().iter().zip(offsets.iter()) {
-            let end = offset + tokens.len() * row.row_bytes as usize;
+            let end = offset.saturating_add(tokens.len().saturating_mul(row.row_bytes as usize));
             if end > bytes.len() {
                 return Err(EngineError::State(format!("rows of {part} end at {end} of {}", bytes.len())));
             }
@@ -171,5 +171,31 @@ impl InstallBlob {
         let row_bytes = self.layout.parts()[index].1.row_bytes as usize;
         let start = self.offsets[index] + tokens.start * row_bytes;
         Some(start..start + tokens.len() * row_bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kv_block::{LayerSpec, RowSpec, Section};
+
+    use super::*;
+
+    #[test]
+    fn an_export_whose_rows_would_leave_the_bytes_is_an_error() {
+        let k = RowSpec { dtype: 1, row_bytes: 8 };
+        let section = Section { layers: vec![LayerSpec { k, v: None }] };
+        let layout = Arc::new(Layout::new(vec![section]).unwrap());
+        let export = |tokens, offset| {
+            let bytes = Bytes::from_static(&[0; 32]);
+            ExportedRows::new(layout.clone(), tokens, bytes, Arc::new([offset])).map(drop)
+        };
+        assert!(export(0..3, 8).is_ok());
+        for (tokens, offset) in [(0..3, 9), (0..4, 1), (0..1, usize::MAX), (0..usize::MAX, 0)] {
+            let error = export(tokens.clone(), offset).unwrap_err().to_string();
+            assert!(
+                error.starts_with("state: rows of section 0 layer 0 K end at"),
+                "{tokens:?} {offset}: {error}"
+            );
+        }
     }
 }
