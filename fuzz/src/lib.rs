@@ -52,8 +52,12 @@ pub fn holding_at_most<T>(bytes_max: usize, decode: impl FnOnce() -> T) -> T {
 /// Room for error texts and other things that do not grow with the input.
 pub const SMALL_BYTES: usize = 64 << 10;
 
-/// What JSON and TOML may take per byte: an object of three bytes is a map.
+/// What JSON may take per byte: an object of three bytes is a map.
 pub const TREE_FACTOR: usize = 512;
+
+/// What TOML may take per byte, which comes from the operator: its parser keeps
+/// several events and an error for each wrong byte.
+pub const TOML_FACTOR: usize = 4096;
 
 /// The first byte of an input, which says how the rest is read.
 pub fn choice(input: &[u8]) -> Option<(u8, &[u8])> {

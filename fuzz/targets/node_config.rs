@@ -2,14 +2,14 @@
 #![no_main]
 
 use decode_node::DecodeConfig;
-use fuzz::{SMALL_BYTES, TREE_FACTOR, choice, holding_at_most};
+use fuzz::{SMALL_BYTES, TOML_FACTOR, choice, holding_at_most};
 use libfuzzer_sys::fuzz_target;
 use prefill_node::PrefillConfig;
 
 fuzz_target!(|input: &[u8]| {
     let Some((role, text)) = choice(input) else { return };
     let Ok(text) = std::str::from_utf8(text) else { return };
-    let memory = TREE_FACTOR * text.len() + SMALL_BYTES;
+    let memory = TOML_FACTOR * text.len() + SMALL_BYTES;
     match role {
         b'd' => {
             if let Ok(config) = holding_at_most(memory, || DecodeConfig::parse(text)) {
