@@ -79,7 +79,7 @@ fuzz: $(CARGO_FUZZ)
 	@CARGO_FUZZ=$(CARGO_FUZZ) CARGO_TARGET_DIR=$(FUZZ_DIR) scripts/fuzz.sh $(FUZZ_SECONDS) $(FUZZ_TARGETS)
 
 fuzz-briefly:
-	@$(MAKE) --no-print-directory fuzz FUZZ_SECONDS=3
+	@$(MAKE) --no-print-directory fuzz FUZZ_SECONDS=2
 
 fuzz-seeds:
 	CARGO_TARGET_DIR=$(FUZZ_DIR) $(CARGO) run --release --locked --manifest-path fuzz/Cargo.toml --example seeds
