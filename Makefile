@@ -67,6 +67,7 @@ soak: models
 SEEDS ?= 2200
 sim: build
 	$(SEGUE) sim --seeds $(SEEDS) --requests 450
+
 # One target per decoder, in fuzz/targets. Its build has a folder of its own: the
 # decoders are compiled again, with counters in every branch.
 FUZZ_SECONDS ?= 600
