@@ -8,11 +8,10 @@
 mod harness;
 mod namespaces;
 
-use std::path::PathBuf;
 use std::process::Child;
 use std::time::{Duration, Instant};
 
-use harness::{Client, decode_node, eventually, long_prompt};
+use harness::{Client, decode_node, demo_model, eventually, long_prompt, run_well};
 use namespaces::Hosts;
 
 const SETTLE: Duration = Duration::from_secs(20);
@@ -34,7 +33,7 @@ impl Mesh {
         let hosts = Hosts::new(&NAMES);
         let folder = tempfile::tempdir().unwrap();
         let keys = folder.path().join("keys");
-        run(&["keys", "init", "--dir", keys.to_str().unwrap()]);
+        run_well(&["keys", "init", "--dir", keys.to_str().unwrap()]);
         let mut mesh = Self {
             processes: Vec::new(),
             client: Client::new(&format!("http://{}:8080", hosts.address("router"))),
@@ -43,9 +42,9 @@ impl Mesh {
         };
         for name in NAMES {
             let role = name.split('-').next().unwrap();
-            run(&["keys", "issue", "--dir", keys.to_str().unwrap(), "--name", name, "--role", role]);
+            run_well(&["keys", "issue", "--dir", keys.to_str().unwrap(), "--name", name, "--role", role]);
             let (own, router) = (mesh.hosts.address(name), mesh.hosts.address("router"));
-            let mut config = format!("name = \"{name}\"\nmodel = {:?}\nkeys_dir = {keys:?}\n", model());
+            let mut config = format!("name = \"{name}\"\nmodel = {:?}\nkeys_dir = {keys:?}\n", demo_model());
             config.push_str(&match role {
                 "router" => format!(
                     "listen = \"{own}:8080\"\nmesh_listen = \"{own}:7000\"\nallow_route_override = true\n"
@@ -174,17 +173,4 @@ async fn client_leaves_during_a_slow_transfer(mesh: &Mesh) {
     let long = client.chat(&format!("{}\n{QUESTION}", long_prompt(704, 500)), 6, "").await;
     assert!(long.status == 200 && long.route.starts_with("remote; "), "{long:?}");
     assert!(client.settles(SETTLE).await, "{:#}", client.status().await);
-}
-
-fn model() -> PathBuf {
-    let cache = std::env::var_os("SEGUE_CACHE").map_or_else(
-        || PathBuf::from(std::env::var_os("HOME").expect("HOME is set")).join(".cache/segue"),
-        PathBuf::from,
-    );
-    cache.join("models/smollm2-135m-q8_0.gguf")
-}
-
-fn run(arguments: &[&str]) {
-    let (status, log) = harness::run(harness::segue(arguments), Duration::from_secs(10));
-    assert!(status.success(), "{log}");
 }

@@ -36,10 +36,7 @@ async fn router_that_dies_comes_back_and_nodes_register_again() {
     let _turn = harness::alone().await;
     let mesh = Mesh::start(&[]);
     let client = mesh.client();
-    let nodes: Vec<i32> = client.pids().await.iter().map(|(_, pid)| *pid as i32).collect();
-    let router =
-        mesh.children().into_iter().find(|pid| !nodes.contains(&pid.as_raw_nonzero().get())).unwrap();
-    kill_process(router, Signal::KILL).unwrap();
+    kill_process(mesh.router().await, Signal::KILL).unwrap();
     let http = reqwest::Client::builder().no_proxy().build().unwrap();
     let url = format!("{}/health/ready", mesh.url());
     tokio::time::sleep(Duration::from_millis(300)).await;

@@ -10,7 +10,7 @@ mod answers;
 mod bad_input;
 mod crowds;
 mod failures;
-#[allow(dead_code, reason = "each test binary uses its part")]
+#[allow(dead_code, unused_imports, reason = "each test binary uses its part")]
 mod harness;
 mod official_client;
 mod processes;

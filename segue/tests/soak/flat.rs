@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Pid;
 use serde_json::json;
 
-use crate::harness::{self, Client, Mesh, long_prompt};
+use crate::harness::{self, Client, Mesh, long_prompt, resident_kb};
 use crate::soak_time;
 
 const CLIENTS: u64 = 8;
@@ -73,12 +73,6 @@ async fn round(client: &Client, end: Instant) -> u64 {
 
 fn each(mesh: &Mesh, figure: fn(Pid) -> i64) -> Vec<i64> {
     mesh.children().into_iter().map(figure).collect()
-}
-
-fn resident_kb(pid: Pid) -> i64 {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero())).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
-    line.trim().trim_end_matches(" kB").parse().unwrap()
 }
 
 fn descriptors(pid: Pid) -> i64 {

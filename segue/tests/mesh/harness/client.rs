@@ -191,6 +191,16 @@ impl Client {
         Pid::from_raw(i32::try_from(*pid).unwrap()).unwrap()
     }
 
+    /// Waits until every node that the router knows is healthy, `count` of them.
+    pub(crate) async fn sees_all_healthy(&self, count: usize) -> bool {
+        eventually(Duration::from_secs(60), async || {
+            let Some(status) = self.try_status().await else { return false };
+            let nodes = status["nodes"].as_array().unwrap();
+            nodes.len() == count && nodes.iter().all(|node| node["healthy"] == true)
+        })
+        .await
+    }
+
     /// Waits until the router takes the node for healthy.
     pub(crate) async fn sees_healthy(&self, name: &str) -> bool {
         eventually(Duration::from_secs(20), async || {
@@ -260,6 +270,13 @@ impl Answer {
 
     pub(crate) fn prompt_tokens(&self) -> u64 {
         self.body["usage"]["prompt_tokens"].as_u64().unwrap_or_else(|| panic!("no usage in {self:?}"))
+    }
+
+    /// Prompt tokens that were there already.
+    pub(crate) fn cached_tokens(&self) -> u64 {
+        self.body["usage"]["prompt_tokens_details"]["cached_tokens"]
+            .as_u64()
+            .unwrap_or_else(|| panic!("no cached tokens in {self:?}"))
     }
 
     /// Message of an error in OpenAI's shape.

@@ -3,10 +3,11 @@
 mod client;
 mod prompts;
 
-pub(crate) use client::{Client, decode_node, nodes};
+pub(crate) use client::{Answer, Client, decode_node, nodes};
 pub(crate) use prompts::{code_word, long_prompt};
 
 use std::io::{BufRead, BufReader, Read};
+use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
@@ -84,6 +85,13 @@ impl Mesh {
         children_of(self.process.id())
     }
 
+    /// Process of the router: the only child that is no node.
+    pub(crate) async fn router(&self) -> Pid {
+        let nodes = self.client().pids().await;
+        let is_node = |pid: &Pid| nodes.iter().any(|(_, node)| *node == pid.as_raw_nonzero().get() as u64);
+        self.children().into_iter().find(|pid| !is_node(pid)).expect("the router runs")
+    }
+
     /// Waits for the end of `segue up`.
     pub(crate) fn wait(&mut self, limit: Duration) -> Option<ExitStatus> {
         wait(&mut self.process, limit)
@@ -137,6 +145,21 @@ pub(crate) fn run(mut command: Command, limit: Duration) -> (ExitStatus, String)
     (status, log)
 }
 
+/// The same for a command that has to succeed.
+pub(crate) fn run_well(arguments: &[&str]) {
+    let (status, log) = run(segue(arguments), Duration::from_secs(10));
+    assert!(status.success(), "{log}");
+}
+
+/// The demo model in the cache.
+pub(crate) fn demo_model() -> PathBuf {
+    let cache = std::env::var_os("SEGUE_CACHE").map_or_else(
+        || PathBuf::from(std::env::var_os("HOME").expect("HOME is set")).join(".cache/segue"),
+        PathBuf::from,
+    );
+    cache.join("models/smollm2-135m-q8_0.gguf")
+}
+
 /// Waits until `holds` or the limit; says whether it held.
 pub(crate) async fn eventually(limit: Duration, mut holds: impl AsyncFnMut() -> bool) -> bool {
     let end = now() + limit;
@@ -153,6 +176,13 @@ pub(crate) async fn eventually(limit: Duration, mut holds: impl AsyncFnMut() -> 
 pub(crate) fn lives(pid: Pid) -> bool {
     std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()))
         .is_ok_and(|stat| !stat.rsplit(')').next().unwrap_or("").trim_start().starts_with('Z'))
+}
+
+/// Memory of a process that no file backs.
+pub(crate) fn resident_kb(pid: Pid) -> i64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero())).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse().unwrap()
 }
 
 /// The clock of tests.
