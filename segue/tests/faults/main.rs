@@ -4,6 +4,7 @@
 
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "tests fail loudly and measure real time")]
 
+mod caches;
 mod connections;
 mod departures;
 #[allow(dead_code, unused_imports, reason = "each test binary uses its part")]
