@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use crate::harness::{self, long_prompt};
+use crate::harness::{self, ANIMALS, long_prompt, twins, wrong_answers};
 
 const QUESTION: &str = "What is the capital of France? Answer with one word.";
 
@@ -41,6 +41,16 @@ async fn slots_that_are_used_again_remember_nothing() {
             assert_eq!(ask(prompt).await, *expected, "{prompt}");
         }
     }
+}
+
+// C13; 2,000 of them in `soak`
+#[tokio::test]
+async fn prompts_that_differ_in_one_token_never_mix() {
+    let (_turn, client) = harness::shared().await;
+    // The last token of a block of 64, and the first one.
+    let twins = twins(&client, &[63, 64], &ANIMALS[..4]).await;
+    let wrong = wrong_answers(&client, &twins, 32).await;
+    assert!(wrong.is_empty(), "{wrong:?}");
 }
 
 // C6

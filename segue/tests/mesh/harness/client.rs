@@ -79,7 +79,18 @@ impl Client {
         self.post("/v1/chat/completions", &body, arm).await
     }
 
-    /// The same, streamed to its end.
+    /// The one token that goes on with a text without a template, spaces cut.
+    pub(crate) async fn complete(&self, prompt: &str, salt: Option<&str>, arm: &str) -> String {
+        let mut body = json!({"prompt": prompt, "max_tokens": 1, "temperature": 0});
+        if let Some(salt) = salt {
+            body["cache_salt"] = json!(salt);
+        }
+        let answer = self.post("/v1/completions", &body, arm).await;
+        let text = answer.body["choices"][0]["text"].as_str();
+        text.unwrap_or_else(|| panic!("no text in {answer:?}")).trim().to_owned()
+    }
+
+    /// A chat, streamed to its end.
     pub(crate) async fn stream(&self, prompt: &str, max_tokens: u32) -> Stream {
         self.open(prompt, max_tokens).await.rest().await
     }

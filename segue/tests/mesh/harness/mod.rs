@@ -2,9 +2,11 @@
 
 mod client;
 mod prompts;
+mod twins;
 
 pub(crate) use client::{Answer, Client, decode_node, nodes};
 pub(crate) use prompts::{code_word, long_prompt};
+pub(crate) use twins::{ANIMALS, twins, wrong_answers};
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::PathBuf;
