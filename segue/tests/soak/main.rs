@@ -8,6 +8,7 @@ mod flat;
 #[allow(dead_code, unused_imports, reason = "each test binary uses its part")]
 #[path = "../mesh/harness/mod.rs"]
 mod harness;
+mod idle;
 mod mixing;
 mod prompts;
 
