@@ -1,9 +1,10 @@
-//! Long tests, for `make soak`: run by name with `--ignored`, their length in
-//! `SEGUE_SOAK_SECONDS` (default 60).
+//! Long tests, for `make soak`: run by name with `--ignored`. Those that do not
+//! count to a number last as long as `SEGUE_SOAK_SECONDS` says (default 60).
 
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "tests fail loudly and measure real time")]
 
 mod chaos;
+mod failed_loads;
 mod flat;
 #[allow(dead_code, unused_imports, reason = "each test binary uses its part")]
 #[path = "../mesh/harness/mod.rs"]
