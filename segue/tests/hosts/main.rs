@@ -11,10 +11,12 @@ mod namespaces;
 use std::process::Child;
 use std::time::{Duration, Instant};
 
-use harness::{Client, decode_node, demo_model, eventually, long_prompt, run_well};
+use harness::{Client, decode_node, demo_model, eventually, long_prompt, nodes, run_well};
 use namespaces::Hosts;
 
 const SETTLE: Duration = Duration::from_secs(20);
+/// What a node told the router is at most this old.
+const STATUS: Duration = Duration::from_millis(500);
 const QUESTION: &str = "What is the capital of France? One sentence.";
 
 /// The router's host, then nodes by role.
@@ -91,6 +93,7 @@ async fn a_mesh_over_five_hosts_keeps_its_promises_when_links_fail() {
     serves_by_both_routes(&mesh.client).await;
     link_of_a_prefill_node_is_cut(&mesh).await;
     link_of_a_decode_node_is_cut(&mesh).await;
+    slow_links_are_used_well_and_waited_for(&mesh).await;
     client_leaves_during_a_slow_transfer(&mesh).await;
 }
 
@@ -151,12 +154,45 @@ async fn link_of_a_decode_node_is_cut(mesh: &Mesh) {
     mesh.heals().await;
 }
 
+/// Bits per second of a slow link.
+const SLOW_BITS: u64 = 20_000_000;
+
+fn limit_prefill_nodes(mesh: &Mesh) {
+    for name in ["prefill-1", "prefill-2"] {
+        mesh.hosts.limit(name, &format!("{SLOW_BITS}bit"));
+    }
+}
+
+// L8
+async fn slow_links_are_used_well_and_waited_for(mesh: &Mesh) {
+    let client = &mesh.client;
+    limit_prefill_nodes(mesh);
+    tokio::time::sleep(STATUS).await;
+    let counters = async || {
+        let status = client.status().await;
+        let decode = nodes(&status, "decode");
+        ["handoffs_failed_total", "installed_tokens_total", "transfer_bytes_total", "handoff_micros_total"]
+            .map(|field| decode.iter().map(|node| node[field].as_u64().unwrap()).sum::<u64>())
+    };
+    let before = counters().await;
+    // Some 900 tokens of 23 kB: eight seconds at that rate, much longer than it
+    // takes to compute them.
+    let answer = client.chat(&format!("{}\n{QUESTION}", long_prompt(705, 800)), 6, "").await;
+    assert!(answer.status == 200 && answer.route.starts_with("remote; "), "{answer:?}");
+    tokio::time::sleep(STATUS).await;
+    let after = counters().await;
+    let [failed, installed, bytes, micros] = std::array::from_fn(|index| after[index] - before[index]);
+    assert_eq!((failed, installed), (0, answer.prompt_tokens() - 1));
+    let share = bytes as f64 * 8.0 / (micros as f64 * 1e-6) / SLOW_BITS as f64;
+    println!("{bytes} bytes at {share:.2} of the rate of a slow link");
+    // Computing the first chunk is in that time, on whatever machine.
+    assert!(share > 0.4, "{share:.2} of the rate");
+}
+
 // A5
 async fn client_leaves_during_a_slow_transfer(mesh: &Mesh) {
     let client = &mesh.client;
-    for name in ["prefill-1", "prefill-2"] {
-        mesh.hosts.limit(name, "20mbit");
-    }
+    limit_prefill_nodes(mesh);
     // Some 700 tokens of 23 kB: six seconds at that rate.
     let leaving = tokio::spawn({
         let client = client.clone();
