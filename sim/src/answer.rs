@@ -56,6 +56,19 @@ pub(crate) fn whole(bytes: &[u8]) -> Result<Read, String> {
     })
 }
 
+/// Whether a refusal is one that a client can act on; returns its message.
+pub(crate) fn check_refusal(status: u16, body: &[u8], retry_after: bool) -> Result<String, String> {
+    let value: Value = serde_json::from_slice(body).map_err(|error| format!("not JSON: {error}"))?;
+    let (message, code) = (value["error"]["message"].as_str(), value["error"]["code"].as_str());
+    let (Some(message), Some(_)) = (message, code) else {
+        return Err(format!("status {status} without message and code: {value}"));
+    };
+    if status == 503 && !retry_after {
+        return Err(format!("status 503 without Retry-After: {message}"));
+    }
+    Ok(message.to_owned())
+}
+
 fn usage(value: &Value) -> Option<[u64; 3]> {
     let cached = value["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap_or(0);
     Some([value["prompt_tokens"].as_u64()?, value["completion_tokens"].as_u64()?, cached])

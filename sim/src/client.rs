@@ -87,7 +87,8 @@ async fn judge(connection: &mut Connection, plan: &Plan, pause: Option<Duration>
     };
     if status != 200 {
         return match status {
-            500..=599 => Ended::Failed(format!("status {status}: {}", String::from_utf8_lossy(body))),
+            500..=599 => answer::check_refusal(status, body, connection.retry_after)
+                .map_or_else(Ended::Wrong, |reason| Ended::Failed(format!("status {status}: {reason}"))),
             _ => Ended::Wrong(format!("status {status}: {}", String::from_utf8_lossy(body))),
         };
     }
@@ -116,10 +117,12 @@ fn judge_begun(connection: &Connection, plan: &Plan) -> Ended {
 /// One exchange with the router. Dropping it closes the connection; the router's
 /// death does so too.
 pub(crate) struct Connection {
-    head: Option<oneshot::Receiver<u16>>,
+    head: Option<oneshot::Receiver<(u16, bool)>>,
     parts: mpsc::Receiver<Bytes>,
     /// 0 until it came.
     pub(crate) status: u16,
+    /// Whether the head says when to come again.
+    pub(crate) retry_after: bool,
     /// What came of the body.
     pub(crate) body: Vec<u8>,
     ended: oneshot::Receiver<()>,
@@ -133,14 +136,14 @@ impl Connection {
         let (part_sender, parts) = mpsc::channel(PARTS_UNDER_WAY);
         let (end_sender, ended) = oneshot::channel();
         machine.spawn(serve(routes, request, head_sender, part_sender, end_sender));
-        Some(Self { head: Some(head), parts, status: 0, body: Vec::new(), ended })
+        Some(Self { head: Some(head), parts, status: 0, retry_after: false, body: Vec::new(), ended })
     }
 
     /// Waits for the status; false if it never comes.
     pub(crate) async fn head(&mut self) -> bool {
         if let Some(head) = &mut self.head {
             match head.await {
-                Ok(status) => self.status = status,
+                Ok((status, retry_after)) => (self.status, self.retry_after) = (status, retry_after),
                 Err(_) => return false,
             }
             self.head = None;
@@ -161,13 +164,13 @@ impl Connection {
 async fn serve(
     mut routes: axum::Router,
     request: Request<Body>,
-    head: oneshot::Sender<u16>,
+    head: oneshot::Sender<(u16, bool)>,
     parts: mpsc::Sender<Bytes>,
     ended: oneshot::Sender<()>,
 ) {
     let work = async {
         let Ok(response) = Service::<Request<Body>>::call(&mut routes, request).await;
-        let _ = head.send(response.status().as_u16());
+        let _ = head.send((response.status().as_u16(), response.headers().contains_key("retry-after")));
         let mut body = response.into_body().into_data_stream();
         while let Some(part) = body.next().await {
             let Ok(part) = part else { return };

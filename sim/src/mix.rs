@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::mesh::Sizes;
 use crate::network::Weather;
 use crate::workload::Shape;
 
@@ -28,7 +29,9 @@ pub enum Mix {
     Router,
     /// Memory and queues are smaller than what is asked of them.
     Scarce,
-    /// All of it.
+    /// Ten times as many requests come as the mesh can serve.
+    Overload,
+    /// All but overload.
     Everything,
 }
 
@@ -55,7 +58,7 @@ pub enum Fault {
 
 impl Mix {
     /// All of them.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Calm,
         Self::Weather,
         Self::Clients,
@@ -66,13 +69,14 @@ impl Mix {
         Self::Engines,
         Self::Router,
         Self::Scarce,
+        Self::Overload,
         Self::Everything,
     ];
 
     /// Kinds of faults, each as likely as the others.
     pub fn faults(self) -> &'static [Fault] {
         match self {
-            Self::Calm | Self::Clients | Self::Scarce => &[],
+            Self::Calm | Self::Clients | Self::Scarce | Self::Overload => &[],
             Self::Weather => &[Fault::Weather],
             Self::Links => &[Fault::Cut],
             Self::Kills => &[Fault::Kill],
@@ -96,7 +100,7 @@ impl Mix {
     /// Faults that may be at work at once.
     pub fn faults_at_once(self) -> usize {
         match self {
-            Self::Calm | Self::Clients | Self::Scarce => 0,
+            Self::Calm | Self::Clients | Self::Scarce | Self::Overload => 0,
             Self::Everything => 3,
             _ => 1,
         }
@@ -108,9 +112,18 @@ impl Mix {
         !matches!(self, Self::Calm | Self::Weather | Self::Clients)
     }
 
-    /// Whether memory and queues are small.
-    pub fn is_scarce(self) -> bool {
-        matches!(self, Self::Scarce | Self::Everything)
+    /// Memory and queues.
+    pub(crate) fn sizes(self) -> Sizes {
+        match self {
+            Self::Scarce | Self::Everything => Sizes::SCARCE,
+            Self::Overload => Sizes { queue_requests: 24, queue_tokens: 20_000, ..Sizes::AMPLE },
+            _ => Sizes::AMPLE,
+        }
+    }
+
+    /// Clients that wait for an answer at once; more come later.
+    pub(crate) fn clients_max(self) -> usize {
+        if self == Self::Overload { 400 } else { 32 }
     }
 
     /// The clients.
@@ -120,6 +133,7 @@ impl Mix {
         match self {
             Self::Clients | Self::Everything => Shape { leave: 0.2, stall: 0.1, retry: 0.3, ..calm },
             Self::Scarce => Shape { retry: 0.5, ..calm },
+            Self::Overload => Shape { pause: calm.pause / 15, ..calm },
             _ => calm,
         }
     }

@@ -18,7 +18,7 @@ use tokio::time::{sleep, timeout};
 use crate::checker::{Checker, Findings};
 use crate::client::{self, Connection};
 use crate::faults;
-use crate::mesh::{Mesh, Sizes};
+use crate::mesh::Mesh;
 use crate::mix::Mix;
 use crate::workload::Workload;
 
@@ -41,8 +41,6 @@ const READY_WITHIN: Duration = Duration::from_secs(20);
 /// connections take 12 s to be noticed, and other waits follow.
 const SETTLED_WITHIN: Duration = Duration::from_secs(90);
 const LOOK_EVERY: Duration = Duration::from_millis(250);
-/// Clients that wait for an answer at once; more come later.
-const CLIENTS_MAX: usize = 32;
 
 std::thread_local! {
     static PANICS: AtomicUsize = const { AtomicUsize::new(0) };
@@ -98,8 +96,7 @@ pub fn simulate(seed: u64, options: &Options) -> Findings {
 async fn drive(seed: u64, options: &Options) -> Findings {
     let mut rng = SmallRng::seed_from_u64(seed);
     let checker = Arc::new(Checker::new(host::now(), options.logged));
-    let sizes = if options.mix.is_scarce() { Sizes::SCARCE } else { Sizes::AMPLE };
-    let mesh = Mesh::new(rng.random(), sizes, options.bug, checker.clone());
+    let mesh = Mesh::new(rng.random(), options.mix.sizes(), options.bug, checker.clone());
     let network = mesh.network.clone();
     let mut background = JoinSet::new();
     background.spawn(async move { network.carry().await });
@@ -114,7 +111,7 @@ async fn drive(seed: u64, options: &Options) -> Findings {
     background.spawn(watch_bounds(mesh.clone(), checker.clone()));
     let mut workload = Workload::new(&mesh.oracle, options.mix.shape(), &mut rng);
     let mut clients = JoinSet::new();
-    let places = Arc::new(Semaphore::new(CLIENTS_MAX));
+    let places = Arc::new(Semaphore::new(options.mix.clients_max()));
     for _ in 0..options.requests {
         let plan = workload.next(&mut rng);
         sleep(plan.pause).await;
