@@ -42,7 +42,7 @@ pub struct RouterConfig {
     pub allow_route_override: bool,
     /// Longest request body.
     pub body_bytes_max: usize,
-    /// Bytes of all request bodies under way together.
+    /// Bytes of all request bodies under way together; the first 64 KiB of each are free.
     pub bodies_bytes_max: usize,
     /// Client connections at once; more wait until one ends.
     pub connections_max: usize,

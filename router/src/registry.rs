@@ -195,9 +195,11 @@ impl<L: Clone> Registry<L> {
             .collect()
     }
 
-    /// Whether a decode node that is not among those named in `without` is ready.
-    pub(crate) fn has_decode_node(&self, now: Instant, without: &[String]) -> bool {
-        self.ready(now, Role::Decode).any(|node| !without.contains(&node.hello.name))
+    /// Whether a decode node that is not among those named in `without` is ready
+    /// and has a free slot.
+    pub(crate) fn has_free_decode_node(&self, now: Instant, without: &[String]) -> bool {
+        let mut others = self.ready(now, Role::Decode).filter(|node| !without.contains(&node.hello.name));
+        others.any(|node| node.requests_in_flight() < node.hello.slots as usize)
     }
 
     /// Longest context of the ready decode nodes.

@@ -186,15 +186,13 @@ impl Running {
     fn suspect(&self, now: Instant) -> Option<Failure> {
         let registry = self.app.registry();
         let node = registry.node(&self.attempt.decision.decode)?;
-        if node.frozen(now) {
-            return Some(Failure::Frozen);
+        if !node.silent(now) {
+            return node.frozen(now).then_some(Failure::Frozen);
         }
-        // A cut link may be mended in time, so this answer is given up only for
-        // a better chance. When the router itself stood still, all nodes look
-        // silent for a moment, and none is better.
-        let own = &node.hello.name;
-        let others = || self.tried.iter().chain([own]).cloned().collect::<Vec<_>>();
-        (node.silent(now) && registry.has_decode_node(now, &others())).then_some(Failure::Silent)
+        // A cut link may be mended in time, so the answer leaves only for a better chance.
+        let without: Vec<_> = self.tried.iter().chain([&node.hello.name]).cloned().collect();
+        let better = without.len() < ATTEMPTS_MAX && registry.has_free_decode_node(now, &without);
+        better.then_some(Failure::Silent)
     }
 
     /// The decision in force.
@@ -270,7 +268,7 @@ impl Running {
             error = error.message(),
             "decode node failed"
         );
-        self.tried.push(failed);
+        self.tried.push(failed.clone());
         let left = self.answer_tokens_max.saturating_sub(self.generated.len() as u32);
         if left == 0 && !self.generated.is_empty() {
             return Ok(Some(Progress::Finished(FinishReason::Length)));
@@ -290,6 +288,11 @@ impl Running {
                 Err(Unplaced::Failed(node, _)) => self.tried.push(node),
                 Err(Unplaced::Refused(_)) => break,
             }
+        }
+        if matches!(failure, Failure::Silent) {
+            // It was not given up yet, and may still speak.
+            self.tried.retain(|tried| *tried != failed);
+            return Ok(None);
         }
         Err(error)
     }

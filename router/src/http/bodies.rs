@@ -1,8 +1,10 @@
 //! The memory that all request bodies under way may take together.
 //!
-//! A body counts by what has arrived of it, until its request has been read and
-//! its handler answers or begins to. One that would go beyond the budget is
-//! refused; those that are there already are read on.
+//! A body counts by what has arrived of it beyond its first 64 KiB, until its
+//! request has been read and its handler answers or begins to. One that would go
+//! beyond the budget is refused; those that are there already are read on. Small
+//! bodies are bounded by the number of connections, so that a few clients who
+//! send large ones slowly keep nobody else out.
 
 use std::sync::Arc;
 
@@ -22,9 +24,14 @@ pub(crate) struct BodyBudget {
     free: Arc<Semaphore>,
 }
 
+/// Of each body, not counted.
+const FREE_BYTES: usize = 64 << 10;
+
 /// One body's share; comes back when dropped.
 struct Share {
     budget: BodyBudget,
+    /// Not counted from here on.
+    free_bytes: usize,
     bytes: usize,
 }
 
@@ -41,9 +48,11 @@ impl BodyBudget {
 
 impl Share {
     fn grow(&mut self, part: &Bytes) -> Result<(), BudgetSpent> {
-        let more = u32::try_from(part.len()).map_err(|_| BudgetSpent)?;
+        let counted = part.len().saturating_sub(self.free_bytes);
+        self.free_bytes = self.free_bytes.saturating_sub(part.len());
+        let more = u32::try_from(counted).map_err(|_| BudgetSpent)?;
         self.budget.free.try_acquire_many(more).map_err(|_| BudgetSpent)?.forget();
-        self.bytes += part.len();
+        self.bytes += counted;
         Ok(())
     }
 }
@@ -56,7 +65,11 @@ impl Drop for Share {
 
 /// Counts the body of every request that passes.
 pub(super) async fn counted(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
-    let share = Arc::new(std::sync::Mutex::new(Share { budget: app.bodies.clone(), bytes: 0 }));
+    let share = Arc::new(std::sync::Mutex::new(Share {
+        budget: app.bodies.clone(),
+        free_bytes: FREE_BYTES,
+        bytes: 0,
+    }));
     let counting = share.clone();
     let request = request.map(|body| {
         let parts = body.into_data_stream().map(move |part| {

@@ -107,10 +107,13 @@ fn a_silent_node_has_a_better_one_only_while_another_speaks() {
     let one = ["one".to_owned()];
     mesh.now += STALE_AFTER + Duration::from_millis(1);
     assert!(mesh.registry.node("one").unwrap().silent(mesh.now));
-    assert!(!mesh.registry.has_decode_node(mesh.now, &one), "the router itself may have stood still");
+    assert!(!mesh.registry.has_free_decode_node(mesh.now, &one), "the router itself may have stood still");
     mesh.registry.status(mesh.now, &other, Status { sequence: 1, ..Status::default() });
-    assert!(mesh.registry.has_decode_node(mesh.now, &one));
-    assert!(!mesh.registry.has_decode_node(mesh.now, &["one".to_owned(), "two".to_owned()]));
+    assert!(mesh.registry.has_free_decode_node(mesh.now, &one));
+    assert!(!mesh.registry.has_free_decode_node(mesh.now, &["one".to_owned(), "two".to_owned()]));
+    let busy = Status { sequence: 2, requests_in_flight: 2, ..Status::default() };
+    mesh.registry.status(mesh.now, &other, busy);
+    assert!(!mesh.registry.has_free_decode_node(mesh.now, &one), "both of its slots are taken");
 }
 
 #[test]

@@ -109,7 +109,7 @@ pub(super) fn config() -> RouterConfig {
         policy: None,
         allow_route_override: true,
         body_bytes_max: 100_000,
-        bodies_bytes_max: 150_000,
+        bodies_bytes_max: 40_000,
         connections_max: 8,
         client_timeout: Duration::from_secs(1),
         frozen: Duration::from_secs(1),
