@@ -289,6 +289,8 @@ impl Task {
     async fn send_progress(&mut self) {
         let (computed_tokens, reused_tokens) = (self.computed_tokens as u32, self.reused_tokens as u32);
         self.send(&HandoffMessage::Progress { computed_tokens, reused_tokens }).await;
+        // From here on: one that took long must not make the next one due at once.
+        self.heartbeat.reset();
     }
 
     async fn send(&mut self, message: &impl Message) {
