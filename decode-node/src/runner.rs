@@ -187,7 +187,7 @@ impl Runner {
             return self.fail(&plan.shares, &error);
         }
         let took = (self.clock)().saturating_duration_since(began);
-        tracing::debug!(load = ?plan.load, expected_ms = self.step_time.predict_ms(plan.load), ?took, "engine step");
+        tracing::trace!(load = ?plan.load, expected_ms = self.step_time.predict_ms(plan.load), ?took, "engine step");
         self.step_time.observe(plan.load, took);
         self.state.steps += 1;
         self.slowest.record(began, took.as_micros() as u64);

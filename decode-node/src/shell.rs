@@ -165,17 +165,18 @@ fn start_bulk(
     ip: IpAddr,
     credentials: &Credentials,
 ) -> Result<(tokio::runtime::Handle, Endpoint), NodeError> {
-    let runtime = host::side_runtime("bulk", || {
+    let runtime = host::SideRuntime::new()?;
+    let endpoint = {
+        let _inside = runtime.handle().enter();
+        Endpoint::bind_client(SocketAddr::new(ip, 0), credentials, &Tuning::default())?
+    };
+    let handle = runtime.start("bulk", || {
         let thread = rustix::thread::gettid();
         if let Err(error) = rustix::process::setpriority_process(Some(thread), BULK_NICE) {
             tracing::warn!(%error, "bulk transfers keep the normal priority");
         }
     })?;
-    let endpoint = {
-        let _inside = runtime.enter();
-        Endpoint::bind_client(SocketAddr::new(ip, 0), credentials, &Tuning::default())?
-    };
-    Ok((runtime, endpoint))
+    Ok((handle, endpoint))
 }
 
 async fn accept_routers(node: Arc<Node>, mut routers: mpsc::Receiver<Connection>) {

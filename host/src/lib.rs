@@ -11,6 +11,9 @@
 //! crash. On a real machine each call is one thread-local look away from what
 //! it stands for.
 //!
+//! The simulation stands in the same binary, so tokio's clock is one that can be
+//! paused; it reads the real one unless a runtime has been paused.
+//!
 //! Not its job: sockets of a real machine; anything about the mesh.
 
 mod machine;
@@ -19,7 +22,7 @@ mod threads;
 
 pub use machine::{Bug, Datagrams, Machine, Network};
 pub use tasks::{Blocking, Task, blocking, spawn, spawn_on, task};
-pub use threads::{side_runtime, step_time, stepped, thread};
+pub use threads::{SideRuntime, step_time, stepped, thread};
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -35,19 +35,38 @@ where
     Ok(end)
 }
 
-/// A runtime for network traffic on a thread of its own, which runs `first`
-/// before anything else. On a simulated machine there is one thread for all.
-pub fn side_runtime(name: &str, first: impl FnOnce() + Send + 'static) -> std::io::Result<Handle> {
-    if Machine::current().is_some() {
-        return Ok(Handle::current());
+/// A runtime for network traffic beside the main one, on a thread of its own
+/// once it is started. On a simulated machine there is one thread for all.
+pub struct SideRuntime {
+    handle: Handle,
+    runtime: Option<Runtime>,
+}
+
+impl SideRuntime {
+    /// Nothing runs on it yet.
+    pub fn new() -> std::io::Result<Self> {
+        if Machine::current().is_some() {
+            return Ok(Self { handle: Handle::current(), runtime: None });
+        }
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        Ok(Self { handle: runtime.handle().clone(), runtime: Some(runtime) })
     }
-    let runtime: Runtime = Builder::new_current_thread().enable_all().build()?;
-    let handle = runtime.handle().clone();
-    start(name, move || {
-        first();
-        runtime.block_on(std::future::pending::<()>());
-    })?;
-    Ok(handle)
+
+    /// To start tasks and open sockets there.
+    pub fn handle(&self) -> &Handle {
+        &self.handle
+    }
+
+    /// Starts the thread, which runs `first` before anything else and never ends.
+    pub fn start(self, name: &str, first: impl FnOnce() + Send + 'static) -> std::io::Result<Handle> {
+        if let Some(runtime) = self.runtime {
+            start(name, move || {
+                first();
+                runtime.block_on(std::future::pending::<()>());
+            })?;
+        }
+        Ok(self.handle)
+    }
 }
 
 #[expect(clippy::disallowed_methods, reason = "the one place that starts threads")]

@@ -59,10 +59,13 @@ pub(crate) fn whole(bytes: &[u8]) -> Result<Read, String> {
 /// Whether a refusal is one that a client can act on; returns its message.
 pub(crate) fn check_refusal(status: u16, body: &[u8], retry_after: bool) -> Result<String, String> {
     let value: Value = serde_json::from_slice(body).map_err(|error| format!("not JSON: {error}"))?;
-    let (message, code) = (value["error"]["message"].as_str(), value["error"]["code"].as_str());
-    let (Some(message), Some(_)) = (message, code) else {
-        return Err(format!("status {status} without message and code: {value}"));
+    let Some(message) = value["error"]["message"].as_str() else {
+        return Err(format!("status {status} without a message: {value}"));
     };
+    // Of a mistake in a field OpenAI states none.
+    if status >= 500 && !value["error"]["code"].is_string() {
+        return Err(format!("status {status} without a code: {value}"));
+    }
     if status == 503 && !retry_after {
         return Err(format!("status 503 without Retry-After: {message}"));
     }
@@ -131,6 +134,11 @@ impl Read {
 
     /// Whether this can be the beginning of the right answer.
     pub(crate) fn check_begun(&self, expected: &Expected) -> Result<(), String> {
+        if let Some(reason) = &self.finish_reason
+            && (self.text != expected.text || reason != expected.finish_reason)
+        {
+            return Err(format!("finish reason {reason:?} after {:?} of {expected:?}", self.text));
+        }
         if expected.text.starts_with(&self.text) {
             return Ok(());
         }
@@ -164,7 +172,8 @@ mod tests {
     fn the_right_stream_passes_and_every_other_is_told_apart() {
         assert_eq!(judge(&[ROLE, A, B, STOP, USAGE, "[DONE]"]), Ok(()));
         for (wrong, word) in [
-            (&[ROLE, A, STOP, USAGE, "[DONE]"][..], "not the whole"),
+            (&[ROLE, A, STOP, USAGE, "[DONE]"][..], "finish reason"),
+            (&[ROLE, A, USAGE, "[DONE]"], "not the whole"),
             (&[ROLE, A, A, STOP, USAGE, "[DONE]"], "does not begin"),
             (&[ROLE, A, B, USAGE, "[DONE]"], "finish reason"),
             (&[ROLE, A, B, STOP, STOP, USAGE, "[DONE]"], "two finish"),

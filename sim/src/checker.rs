@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use crate::mesh::{Mesh, SLOTS};
+use crate::mix::Allowed;
 
 /// How one request ended, as its client saw it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,7 +16,9 @@ pub(crate) enum Ended {
     Right,
     /// An invalid request, with a status that says so.
     Refused(u16),
-    /// With an error.
+    /// With 503 at once.
+    Busy(String),
+    /// With another error, or one in the stream.
     Failed(String),
     /// The client left; what it had was right.
     Left,
@@ -66,10 +69,11 @@ impl Checker {
     }
 
     /// A request ended.
-    pub(crate) fn ended(&self, number: usize, ended: Ended, took: Duration, errors_allowed: bool) {
+    pub(crate) fn ended(&self, number: usize, ended: Ended, took: Duration, allowed: Allowed) {
         let name = match &ended {
             Ended::Right => "right",
             Ended::Refused(_) => "refused",
+            Ended::Busy(_) => "busy",
             Ended::Failed(_) => "failed",
             Ended::Left => "left",
             Ended::RouterLost => "router lost",
@@ -84,11 +88,14 @@ impl Checker {
         self.note(format!("request {number} after {:.3} s: {ended:?}", took.as_secs_f64()));
         match ended {
             Ended::Wrong(reason) => self.violation(format!("request {number}: {reason}")),
-            Ended::Failed(reason) if !errors_allowed => {
+            Ended::Busy(reason) if !allowed.refusals => {
+                self.violation(format!("request {number} was refused though nothing was wrong: {reason}"));
+            }
+            Ended::Failed(reason) if !allowed.errors => {
                 self.violation(format!("request {number} failed though nothing was wrong: {reason}"));
             }
-            Ended::RouterLost if !errors_allowed => {
-                self.violation(format!("request {number} lost its router though it lives"));
+            Ended::RouterLost if !allowed.router_lost => {
+                self.violation(format!("request {number} was cut off by a router that lives"));
             }
             _ => {}
         }
@@ -123,13 +130,14 @@ impl Checker {
                 self.violation(format!("a node that is not of this mesh: {name}"));
                 continue;
             };
+            let handoffs = figure("handoffs_active");
             let bounds = [
-                ("staged_bytes", mesh.staged_bytes_max(place.role)),
+                ("staged_bytes", mesh.staged_bytes_max(place.role, handoffs)),
                 ("slots_used", SLOTS as u64),
                 ("kv_used_tokens", figure("kv_total_tokens")),
-                ("requests_in_flight", 1_000),
-                ("handoffs_active", 1_000),
-                ("queue_tokens", 1 << 20),
+                ("requests_in_flight", mesh.requests_max(place.role)),
+                ("handoffs_active", mesh.requests_max(place.role)),
+                ("queue_tokens", mesh.queue_tokens_max(place.role)),
             ];
             for (key, most) in bounds {
                 if figure(key) > most {

@@ -14,25 +14,33 @@ use tower_service::Service;
 use crate::answer;
 use crate::checker::{Checker, Ended};
 use crate::mesh::Mesh;
+use crate::mix::Allowed;
 use crate::workload::{Manner, Plan};
 
 /// No request may take longer, whatever happens to the mesh.
-const PATIENCE: Duration = Duration::from_secs(150);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(150);
 /// Parts of a response under way, as the kernel's buffers hold some.
 const PARTS_UNDER_WAY: usize = 16;
 const RETRY_AFTER: Duration = Duration::from_millis(500);
 
 /// Sends the plan's request, reads its answer and reports how it ended.
-pub(crate) async fn run(mesh: Arc<Mesh>, plan: Plan, checker: Arc<Checker>, errors_allowed: bool) {
+pub(crate) async fn run(
+    mesh: Arc<Mesh>,
+    plan: Plan,
+    checker: Arc<Checker>,
+    allowed: Allowed,
+    patience: Duration,
+) {
     for attempt in 0..=plan.retries {
         let began = now();
-        let ended = match timeout(PATIENCE, ask(&mesh, &plan)).await {
+        let ended = match timeout(patience, ask(&mesh, &plan)).await {
             Ok(ended) => ended,
-            Err(_) => Ended::Wrong(format!("no end after {} s", PATIENCE.as_secs())),
+            Err(_) => Ended::Wrong(format!("no end after {} s", patience.as_secs())),
         };
-        let again = matches!(ended, Ended::Failed(_) | Ended::RouterLost) && attempt < plan.retries;
+        let again =
+            matches!(ended, Ended::Busy(_) | Ended::Failed(_) | Ended::RouterLost) && attempt < plan.retries;
         let took = now().saturating_duration_since(began);
-        checker.ended(plan.number, ended, took, errors_allowed);
+        checker.ended(plan.number, ended, took, allowed);
         if !again {
             return;
         }
@@ -80,15 +88,21 @@ async fn judge(connection: &mut Connection, plan: &Plan, pause: Option<Duration>
     }
     let (status, body) = (connection.status, &connection.body);
     let Some(expected) = &plan.expected else {
-        return match status {
-            400..=499 => Ended::Refused(status),
-            _ => Ended::Wrong(format!("status {status} for an invalid request")),
+        return match answer::check_refusal(status, body, connection.retry_after) {
+            Ok(_) if status == plan.refusal => Ended::Refused(status),
+            Ok(_) => Ended::Wrong(format!("status {status} instead of {}", plan.refusal)),
+            Err(reason) => Ended::Wrong(reason),
         };
     };
     if status != 200 {
         return match status {
-            500..=599 => answer::check_refusal(status, body, connection.retry_after)
-                .map_or_else(Ended::Wrong, |reason| Ended::Failed(format!("status {status}: {reason}"))),
+            500..=599 => answer::check_refusal(status, body, connection.retry_after).map_or_else(
+                Ended::Wrong,
+                |reason| match status {
+                    503 => Ended::Busy(reason),
+                    _ => Ended::Failed(format!("status {status}: {reason}")),
+                },
+            ),
             _ => Ended::Wrong(format!("status {status}: {}", String::from_utf8_lossy(body))),
         };
     }

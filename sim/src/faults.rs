@@ -17,6 +17,8 @@ use crate::mix::{Fault, Mix, WEATHERS};
 const PAUSE_MAX_MS: u64 = 2_500;
 /// A node that was told to stop must have ended by then: its drain time and more.
 const STOP_WITHIN: Duration = Duration::from_secs(10);
+/// After the second order.
+const STOP_NOW_WITHIN: Duration = Duration::from_secs(4);
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// Causes one fault after the other until dropped; [`heal`] repairs what is left.
@@ -29,7 +31,11 @@ pub(crate) async fn disturb(mesh: Arc<Mesh>, mix: Mix, mut rng: SmallRng, checke
         // Short ones are forgiven, long ones are noticed and acted upon.
         let longest = if rng.random_bool(0.3) { 15_000 } else { 1_500 };
         let length = Duration::from_millis(rng.random_range(20..longest));
-        let place = if fault == Fault::KillRouter { mesh.router() } else { node };
+        let place = match fault {
+            Fault::KillRouter => mesh.router(),
+            Fault::Freeze => &mesh.places[rng.random_range(0..mesh.places.len())],
+            _ => node,
+        };
         let Some(_claim) = place.claim() else { continue };
         checker.note(format!("{fault:?} {} for {length:?}", place.name));
         strike(&mesh, fault, place, length, &mut rng, &checker).await;
@@ -50,7 +56,8 @@ async fn strike(
             sleep(length).await;
         }
         Fault::Cut => {
-            let other = &mesh.places[rng.random_range(0..mesh.places.len())];
+            let others: Vec<_> = mesh.places.iter().filter(|other| other.ip != place.ip).collect();
+            let other = others[rng.random_range(0..others.len())];
             let (there, back) = (rng.random_bool(0.8), rng.random_bool(0.8));
             checker.note(format!("  between {} and {}: {there}, {back}", place.name, other.name));
             if there {
@@ -60,7 +67,7 @@ async fn strike(
                 mesh.network.cut(other.ip, place.ip);
             }
             sleep(length).await;
-            mesh.network.mend();
+            mesh.network.mend_between(place.ip, other.ip);
         }
         Fault::Kill | Fault::KillRouter => {
             mesh.kill(place);
@@ -69,17 +76,19 @@ async fn strike(
         }
         Fault::Stop => {
             place.order(Shutdown::Draining);
+            let urgent = rng.random_bool(0.3);
+            if urgent {
+                sleep(length.min(STOP_WITHIN / 4)).await;
+                place.order(Shutdown::Now);
+            }
+            let within = if urgent { STOP_NOW_WITHIN } else { STOP_WITHIN };
             let ended = async {
                 while place.is_alive() {
                     sleep(LOOK_EVERY).await;
                 }
             };
-            if rng.random_bool(0.3) {
-                sleep(length.min(STOP_WITHIN / 2)).await;
-                place.order(Shutdown::Now);
-            }
-            if tokio::time::timeout(STOP_WITHIN, ended).await.is_err() {
-                checker.violation(format!("{} did not stop within {STOP_WITHIN:?}", place.name));
+            if tokio::time::timeout(within, ended).await.is_err() {
+                checker.violation(format!("{} did not stop within {within:?}", place.name));
             }
             mesh.kill(place);
             sleep(length).await;

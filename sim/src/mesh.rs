@@ -18,6 +18,7 @@ use router::{ModelIdentity, RouterConfig, RouterCore};
 use tokio::sync::watch;
 
 use crate::checker::Checker;
+use crate::mix::Mix;
 use crate::network::VirtualNetwork;
 
 /// Prefill nodes of a mesh, and decode nodes.
@@ -28,6 +29,11 @@ pub(crate) const SLOTS: usize = 4;
 pub(crate) const CONTEXT_TOKENS: usize = 2_048;
 
 const MESH_PORT: u16 = 7_000;
+const HANDOFFS_MAX: usize = 64;
+const CHUNK_TOKENS: usize = 64;
+/// Encoded: two sections of one layer, K and V.
+const CHUNK_BYTES: u64 = (CHUNK_TOKENS * 4) as u64 * FakeOptions::ROW_BYTES_MIN as u64;
+const CREDIT_BYTES: u64 = 16 << 10;
 
 /// Sizes that depend on the mix.
 #[derive(Clone, Copy, Debug)]
@@ -104,6 +110,7 @@ pub(crate) struct Mesh {
     /// What a whole mesh answers.
     pub(crate) oracle: Arc<FakeModel>,
     sizes: Sizes,
+    clients_max: usize,
     bug: Option<Bug>,
     seeds: Mutex<SmallRng>,
     checker: Arc<Checker>,
@@ -139,7 +146,7 @@ fn model() -> Arc<FakeModel> {
 
 impl Mesh {
     /// Nothing runs yet.
-    pub(crate) fn new(seed: u64, sizes: Sizes, bug: Option<Bug>, checker: Arc<Checker>) -> Arc<Self> {
+    pub(crate) fn new(seed: u64, mix: Mix, bug: Option<Bug>, checker: Arc<Checker>) -> Arc<Self> {
         let places = credentials().iter().zip(1u8..).map(|((name, role, credentials), number)| Place {
             name: name.clone(),
             role: *role,
@@ -152,7 +159,8 @@ impl Mesh {
             network: VirtualNetwork::new(seed),
             places: places.collect(),
             oracle: model(),
-            sizes,
+            sizes: mix.sizes(),
+            clients_max: mix.clients_max(),
             bug,
             seeds: Mutex::new(SmallRng::seed_from_u64(seed)),
             checker,
@@ -175,19 +183,29 @@ impl Mesh {
         let machine = Machine::new(self.network.for_machines(), seed, self.bug);
         let (shutdown, order) = watch::channel(Shutdown::Running);
         let (model, routes) = (model(), Arc::default());
-        let task = match place.role {
-            Role::Router => self.start_router(place, &machine, order, Arc::clone(&routes)),
-            Role::Decode => {
-                let node =
-                    decode_node::run(self.decode(place), model.clone(), place.credentials.clone(), order);
-                self.watch(place, &machine, async move { node.await.map_err(|error| error.to_string()) })
-            }
-            Role::Prefill => {
-                let node =
-                    prefill_node::run(self.prefill(place), model.clone(), place.credentials.clone(), order);
-                self.watch(place, &machine, async move { node.await.map_err(|error| error.to_string()) })
-            }
-        };
+        let asked = order.clone();
+        let task =
+            match place.role {
+                Role::Router => self.start_router(place, &machine, order, asked, Arc::clone(&routes)),
+                Role::Decode => {
+                    let node =
+                        decode_node::run(self.decode(place), model.clone(), place.credentials.clone(), order);
+                    self.watch(place, &machine, asked, async move {
+                        node.await.map_err(|error| error.to_string())
+                    })
+                }
+                Role::Prefill => {
+                    let node = prefill_node::run(
+                        self.prefill(place),
+                        model.clone(),
+                        place.credentials.clone(),
+                        order,
+                    );
+                    self.watch(place, &machine, asked, async move {
+                        node.await.map_err(|error| error.to_string())
+                    })
+                }
+            };
         *place.lock() = Some(Life { machine, model, shutdown, routes, task });
     }
 
@@ -196,6 +214,7 @@ impl Mesh {
         place: &Place,
         machine: &Arc<Machine>,
         order: watch::Receiver<Shutdown>,
+        asked: watch::Receiver<Shutdown>,
         routes: Arc<Mutex<Option<axum::Router>>>,
     ) -> tokio::task::AbortHandle {
         let (config, credentials) = (self.router_config(place), place.credentials.clone());
@@ -206,7 +225,7 @@ impl Mesh {
             fingerprint: model.fingerprint(),
             context_tokens_max: CONTEXT_TOKENS,
         };
-        self.watch(place, machine, async move {
+        self.watch(place, machine, asked, async move {
             let core = RouterCore::bind(&config, Arc::new(FakeVocabulary), identity, &credentials, order);
             let mut core = core.map_err(|error| error.to_string())?;
             *routes.lock().unwrap_or_else(PoisonError::into_inner) = Some(core.routes());
@@ -215,17 +234,22 @@ impl Mesh {
         })
     }
 
-    /// Runs a role; an end with an error that nobody caused is a violation.
+    /// Runs a role; an end with an error, or one that nobody asked for, is a violation.
     fn watch(
         &self,
         place: &Place,
         machine: &Arc<Machine>,
+        asked: watch::Receiver<Shutdown>,
         role: impl Future<Output = Result<(), String>> + Send + 'static,
     ) -> tokio::task::AbortHandle {
         let (checker, name) = (self.checker.clone(), place.name.clone());
         let task = machine.spawn(async move {
-            if let Err(error) = role.await {
-                checker.violation(format!("{name} ended: {error}"));
+            match role.await {
+                Err(error) => checker.violation(format!("{name} ended: {error}")),
+                Ok(()) if *asked.borrow() == Shutdown::Running => {
+                    checker.violation(format!("{name} ended unasked"));
+                }
+                Ok(()) => {}
             }
         });
         task.abort_handle()
@@ -269,7 +293,7 @@ impl Mesh {
             itl_cap_ms: 20.0,
             local_long_tokens: 256,
             staging_bytes: self.sizes.decode_staging_bytes,
-            credit_window_bytes: 16 << 10,
+            credit_window_bytes: CREDIT_BYTES,
             queue_requests_max: self.sizes.queue_requests,
             drain_seconds: 5.0,
             ..DecodeConfig::default()
@@ -282,23 +306,45 @@ impl Mesh {
             listen: SocketAddr::new(place.ip, MESH_PORT).to_string(),
             router: SocketAddr::new(self.router().ip, MESH_PORT).to_string(),
             block_tokens: 16,
-            chunk_tokens: 64,
+            chunk_tokens: CHUNK_TOKENS,
             max_resident: self.sizes.residents,
             threads: 1,
             queue_tokens_max: self.sizes.queue_tokens,
             staging_bytes: self.sizes.prefill_staging_bytes,
-            handoffs_max: 64,
+            handoffs_max: HANDOFFS_MAX,
             drain_seconds: 5.0,
             ..PrefillConfig::default()
         }
     }
 
-    /// Most bytes that the node's handoffs may hold.
-    pub(crate) fn staged_bytes_max(&self, role: Role) -> u64 {
+    /// Most bytes that so many handoffs of the node may hold.
+    pub(crate) fn staged_bytes_max(&self, role: Role, handoffs: u64) -> u64 {
         match role {
             Role::Decode => self.sizes.decode_staging_bytes,
-            // Credit of each handoff, and chunks that may wait in any case.
-            _ => self.sizes.prefill_staging_bytes + (1 << 20),
+            // Each may have its credit under way besides, and each session some
+            // chunks that wait in any case.
+            _ => {
+                let free = (self.sizes.residents as u64) * 5 * CHUNK_BYTES;
+                self.sizes.prefill_staging_bytes + free + handoffs * (CREDIT_BYTES + CHUNK_BYTES)
+            }
+        }
+    }
+
+    /// Most requests or handoffs of the node.
+    pub(crate) fn requests_max(&self, role: Role) -> u64 {
+        match role {
+            // Those that are just being refused count as well.
+            Role::Decode => (self.sizes.queue_requests + self.clients_max) as u64,
+            _ => HANDOFFS_MAX as u64,
+        }
+    }
+
+    /// Most prompt tokens that wait on the node.
+    pub(crate) fn queue_tokens_max(&self, role: Role) -> u64 {
+        match role {
+            Role::Decode => ((self.sizes.queue_requests + 1) * CONTEXT_TOKENS) as u64,
+            // An idle node takes any prompt.
+            _ => self.sizes.queue_tokens.max(CONTEXT_TOKENS) as u64,
         }
     }
 }

@@ -56,6 +56,22 @@ pub enum Fault {
     KillRouter,
 }
 
+/// What may become of a request that could be served, besides the right answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Allowed {
+    /// 503 with `Retry-After`, before any of the answer.
+    pub(crate) refusals: bool,
+    /// Any status from 500, or an error in the stream.
+    pub(crate) errors: bool,
+    /// An end without a word.
+    pub(crate) router_lost: bool,
+}
+
+impl Allowed {
+    /// Nothing but the right answer.
+    pub(crate) const NOTHING: Self = Self { refusals: false, errors: false, router_lost: false };
+}
+
 impl Mix {
     /// All of them.
     pub const ALL: [Self; 12] = [
@@ -106,10 +122,17 @@ impl Mix {
         }
     }
 
-    /// Whether a request that could be served may end with an error. What is
-    /// answered must be right in any case.
-    pub fn allows_errors(self) -> bool {
-        !matches!(self, Self::Calm | Self::Weather | Self::Clients)
+    /// What may become of a request that could be served. What is answered must
+    /// be right in any case.
+    pub(crate) fn allowed(self) -> Allowed {
+        Allowed {
+            refusals: !matches!(self, Self::Calm | Self::Weather | Self::Clients),
+            errors: !matches!(
+                self,
+                Self::Calm | Self::Weather | Self::Clients | Self::Scarce | Self::Overload
+            ),
+            router_lost: self.faults().contains(&Fault::KillRouter),
+        }
     }
 
     /// Memory and queues.

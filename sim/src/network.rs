@@ -104,6 +104,11 @@ impl VirtualNetwork {
         self.state().cut.insert((from, to));
     }
 
+    /// The link between these two carries again.
+    pub(crate) fn mend_between(&self, one: IpAddr, other: IpAddr) {
+        self.state().cut.retain(|way| *way != (one, other) && *way != (other, one));
+    }
+
     /// All links carry again.
     pub(crate) fn mend(&self) {
         self.state().cut.clear();

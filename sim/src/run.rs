@@ -19,7 +19,7 @@ use crate::checker::{Checker, Findings};
 use crate::client::{self, Connection};
 use crate::faults;
 use crate::mesh::Mesh;
-use crate::mix::Mix;
+use crate::mix::{Allowed, Mix};
 use crate::workload::Workload;
 
 /// What to simulate.
@@ -40,6 +40,8 @@ const READY_WITHIN: Duration = Duration::from_secs(20);
 /// A mesh that is left alone is whole and empty again within this time: dead
 /// connections take 12 s to be noticed, and other waits follow.
 const SETTLED_WITHIN: Duration = Duration::from_secs(90);
+/// A healthy, idle mesh answers the longest prompt in a fraction of this.
+const PROBES_WITHIN: Duration = Duration::from_secs(5);
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 std::thread_local! {
@@ -59,18 +61,23 @@ fn count_panics() {
     });
 }
 
-/// A run takes a second or two; one that takes so long goes round in circles
-/// without any time passing in it.
-const RUN_WITHIN: Duration = Duration::from_secs(120);
+/// A quarter of a virtual second takes milliseconds. Where it takes so long, some
+/// task goes round in circles.
+const MOVES_WITHIN: Duration = Duration::from_secs(120);
 
-/// Ends the process if the run does not end. The sender's drop calls it off.
+/// Ends the process if the run stands still. The sender's drop calls it off.
 #[expect(clippy::disallowed_methods, reason = "it watches over real time")]
-fn end_if_stuck(seed: u64, options: Options) -> Sender<()> {
+fn end_if_stuck(seed: u64, options: Options, looks: Arc<AtomicUsize>) -> Sender<()> {
     let (over, wait) = channel();
     std::thread::spawn(move || {
-        if wait.recv_timeout(RUN_WITHIN) == Err(RecvTimeoutError::Timeout) {
-            eprintln!("seed {seed}, {options:?}: no time passes, some task never waits");
-            std::process::abort();
+        let mut before = usize::MAX;
+        while wait.recv_timeout(MOVES_WITHIN) == Err(RecvTimeoutError::Timeout) {
+            let now = looks.load(Ordering::Relaxed);
+            if now == before {
+                eprintln!("seed {seed}, {options:?}: no time passes, some task never waits");
+                std::process::abort();
+            }
+            before = now;
         }
     });
     over
@@ -79,12 +86,13 @@ fn end_if_stuck(seed: u64, options: Options) -> Sender<()> {
 /// Runs `seed`.
 pub fn simulate(seed: u64, options: &Options) -> Findings {
     count_panics();
-    let _over = end_if_stuck(seed, *options);
+    let looks = Arc::new(AtomicUsize::new(0));
+    let _over = end_if_stuck(seed, *options, looks.clone());
     let panics = || PANICS.with(|panics| panics.load(Ordering::Relaxed));
     let before = panics();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
     let runtime = runtime.expect("a runtime without sockets needs nothing");
-    let mut findings = runtime.block_on(drive(seed, options));
+    let mut findings = runtime.block_on(drive(seed, options, looks));
     drop(runtime);
     if panics() > before {
         findings.violations.push(format!("{} panics", panics() - before));
@@ -93,13 +101,19 @@ pub fn simulate(seed: u64, options: &Options) -> Findings {
 }
 
 #[expect(clippy::disallowed_methods, reason = "a shell: it starts tasks and reads the clock")]
-async fn drive(seed: u64, options: &Options) -> Findings {
+async fn drive(seed: u64, options: &Options, looks: Arc<AtomicUsize>) -> Findings {
     let mut rng = SmallRng::seed_from_u64(seed);
     let checker = Arc::new(Checker::new(host::now(), options.logged));
-    let mesh = Mesh::new(rng.random(), options.mix.sizes(), options.bug, checker.clone());
+    let mesh = Mesh::new(rng.random(), options.mix, options.bug, checker.clone());
     let network = mesh.network.clone();
     let mut background = JoinSet::new();
     background.spawn(async move { network.carry().await });
+    background.spawn(async move {
+        loop {
+            looks.fetch_add(1, Ordering::Relaxed);
+            sleep(LOOK_EVERY).await;
+        }
+    });
     mesh.places.iter().for_each(|place| mesh.start(place));
     settle(&mesh, &checker, READY_WITHIN).await;
 
@@ -116,7 +130,8 @@ async fn drive(seed: u64, options: &Options) -> Findings {
         let plan = workload.next(&mut rng);
         sleep(plan.pause).await;
         let Ok(permit) = places.clone().acquire_owned().await else { break };
-        let client = client::run(mesh.clone(), plan, checker.clone(), options.mix.allows_errors());
+        let allowed = options.mix.allowed();
+        let client = client::run(mesh.clone(), plan, checker.clone(), allowed, client::PATIENCE);
         clients.spawn(async move {
             client.await;
             drop(permit);
@@ -129,7 +144,7 @@ async fn drive(seed: u64, options: &Options) -> Findings {
     faults::heal(&mesh);
     settle(&mesh, &checker, SETTLED_WITHIN).await;
     for probe in workload.probes(&mut rng) {
-        client::run(mesh.clone(), probe, checker.clone(), false).await;
+        client::run(mesh.clone(), probe, checker.clone(), Allowed::NOTHING, PROBES_WITHIN).await;
     }
     checker.findings()
 }

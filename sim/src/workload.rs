@@ -26,6 +26,8 @@ pub(crate) struct Plan {
     pub(crate) stream: bool,
     /// The answer, or `None` for a request that must be refused.
     pub(crate) expected: Option<Expected>,
+    /// Status of the refusal, where there is nothing to expect.
+    pub(crate) refusal: u16,
     /// How the client reads it.
     pub(crate) manner: Manner,
     /// How often the client asks again after an error.
@@ -171,15 +173,15 @@ impl<'a> Workload<'a> {
     }
 
     fn invalid(&self, rng: &mut SmallRng) -> Plan {
-        let body = match rng.random_range(0..5) {
-            0 => json!({ "messages": [] }),
-            1 => json!({ "prompt": "a", "max_tokens": -3 }),
-            2 => json!({ "prompt": words(rng, 30), "temperature": "hot" }),
-            3 => json!({ "prompt": words(rng, 3_000) }),
-            _ => json!({ "prompt": "a", "model": "another" }),
+        let (body, refusal) = match rng.random_range(0..5) {
+            0 => (json!({ "messages": [] }), 400),
+            1 => (json!({ "prompt": "a", "max_tokens": -3 }), 400),
+            2 => (json!({ "prompt": words(rng, 30), "temperature": "hot" }), 400),
+            3 => (json!({ "prompt": words(rng, 3_000) }), 400),
+            _ => (json!({ "prompt": "a", "model": "another" }), 404),
         };
         let path = if body.get("messages").is_some() { "/v1/chat/completions" } else { "/v1/completions" };
-        self.plan(path, body, false, None)
+        Plan { refusal, ..self.plan(path, body, false, None) }
     }
 
     fn plan(&self, path: &'static str, body: Value, stream: bool, expected: Option<Expected>) -> Plan {
@@ -191,6 +193,7 @@ impl<'a> Workload<'a> {
             arm: None,
             stream,
             expected,
+            refusal: 400,
             manner: Manner::Patient,
             retries: 0,
         }

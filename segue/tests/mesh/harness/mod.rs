@@ -127,6 +127,8 @@ pub(crate) fn up(arguments: &[&str]) -> Command {
 /// The binary under test with pipes everywhere.
 pub(crate) fn segue(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_segue"));
+    // Tests look into /proc/PID, which a process without core dumps closes to its own user.
+    command.env("SEGUE_CORE_DUMPS", "1");
     command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }
