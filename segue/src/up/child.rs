@@ -46,7 +46,7 @@ impl fmt::Display for Exit {
 }
 
 /// Wait before the first restart, doubled for each further one ...
-const RESTART_DELAY: Duration = Duration::from_secs(1);
+const RESTART_DELAY: Duration = Duration::from_millis(250);
 /// ... up to this ...
 const RESTART_DELAY_MAX: Duration = Duration::from_secs(30);
 /// ... until a child has lived this long, which shows that it can.
