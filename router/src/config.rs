@@ -52,6 +52,9 @@ pub struct RouterConfig {
     /// A node whose engine has work and makes no step for so long is frozen:
     /// nothing new goes there, and what runs there moves to another.
     pub frozen: Duration,
+    /// A request that finds no decode node waits so long for one that was there a
+    /// moment ago; then 503.
+    pub node_wait: Duration,
     /// Time that running requests have after the first SIGTERM.
     pub drain: Duration,
 }
@@ -72,6 +75,7 @@ struct Raw {
     connections_max: usize,
     client_timeout_seconds: u64,
     frozen_seconds: u64,
+    node_wait_seconds: u64,
     drain_seconds: u64,
 }
 
@@ -97,6 +101,8 @@ impl Default for Raw {
             client_timeout_seconds: 75,
             // A chunk of a large model on a slow machine takes seconds.
             frozen_seconds: 15,
+            // A supervisor starts a small model anew in a few seconds.
+            node_wait_seconds: 15,
             drain_seconds: 30,
         }
     }
@@ -113,6 +119,7 @@ const DRAIN_SECONDS_MAX: u64 = 86_400;
 const CONNECTIONS_MAX: usize = 1 << 20;
 const CLIENT_TIMEOUT_SECONDS_MAX: u64 = 86_400;
 const FROZEN_SECONDS_MAX: u64 = 3600;
+const NODE_WAIT_SECONDS_MAX: u64 = 3600;
 
 impl RouterConfig {
     /// Reads and checks `path`; reports all mistakes at once.
@@ -149,6 +156,7 @@ fn check(raw: Raw, mut problems: Problems) -> Result<RouterConfig, SettingsError
     problems.range("connections_max", raw.connections_max, 1, CONNECTIONS_MAX);
     problems.range("client_timeout_seconds", raw.client_timeout_seconds, 1, CLIENT_TIMEOUT_SECONDS_MAX);
     problems.range("frozen_seconds", raw.frozen_seconds, 1, FROZEN_SECONDS_MAX);
+    problems.range("node_wait_seconds", raw.node_wait_seconds, 0, NODE_WAIT_SECONDS_MAX);
     problems.range("drain_seconds", raw.drain_seconds, 0, DRAIN_SECONDS_MAX);
     problems.finish()?;
     Ok(RouterConfig {
@@ -165,6 +173,7 @@ fn check(raw: Raw, mut problems: Problems) -> Result<RouterConfig, SettingsError
         connections_max: raw.connections_max,
         client_timeout: Duration::from_secs(raw.client_timeout_seconds),
         frozen: Duration::from_secs(raw.frozen_seconds),
+        node_wait: Duration::from_secs(raw.node_wait_seconds),
         drain: Duration::from_secs(raw.drain_seconds),
     })
 }
@@ -192,14 +201,14 @@ mod tests {
         assert_eq!(config.alias(), "tiny-q8_0");
         assert_eq!((config.body_bytes_max, config.bodies_bytes_max), (16_777_216, 268_435_456));
         assert_eq!((config.connections_max, config.client_timeout), (4096, Duration::from_secs(75)));
-        assert_eq!(config.frozen, Duration::from_secs(15));
+        assert_eq!((config.frozen, config.node_wait), (Duration::from_secs(15), Duration::from_secs(15)));
         assert_eq!(config.drain, Duration::from_secs(30));
         assert!(!config.allow_route_override);
     }
 
     #[test]
     fn all_mistakes_are_reported_at_once() {
-        let text = "frozen_seconds = 0\nconnections_max = 0\nclient_timeout_seconds = 0\nname = \"\"\nlisten = \"8080\"\nbody_bytes_max = 3\nbodies_bytes_max = 4\nmodel_alias = \" \"\nprt = 1";
+        let text = "frozen_seconds = 0\nnode_wait_seconds = 9999\nconnections_max = 0\nclient_timeout_seconds = 0\nname = \"\"\nlisten = \"8080\"\nbody_bytes_max = 3\nbodies_bytes_max = 4\nmodel_alias = \" \"\nprt = 1";
         let error = parse(text).unwrap_err();
         for part in [
             "unknown key `prt`",
@@ -209,6 +218,7 @@ mod tests {
             "`keys_dir` is missing",
             "`model_alias` is empty",
             "`frozen_seconds` is 0, allowed 1 to 3600",
+            "`node_wait_seconds` is 9999, allowed 0 to 3600",
             "`connections_max` is 0, allowed 1 to 1048576",
             "`client_timeout_seconds` is 0, allowed 1 to 86400",
             "`body_bytes_max` is 3, allowed 1024 to 1073741824",

@@ -33,6 +33,8 @@ pub(crate) struct Registry<L> {
     nodes: BTreeMap<String, Node<L>>,
     registrations: u64,
     frozen_after: Duration,
+    /// When a decode node last told anything.
+    decode_heard: Option<Instant>,
 }
 
 /// Which life of a node a message belongs to: one of an old connection must
@@ -41,6 +43,13 @@ pub(crate) struct Registry<L> {
 pub(crate) struct Registration {
     name: String,
     number: u64,
+}
+
+impl Registration {
+    /// The node's name.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
 }
 
 /// The peer as its certificate names it, and where it connects from.
@@ -60,7 +69,7 @@ pub(crate) const STALE_AFTER: Duration = Duration::from_secs(3);
 impl<L: Clone> Registry<L> {
     /// An engine that has work and stands still for `frozen_after` is frozen.
     pub(crate) fn new(fingerprint: Fingerprint, frozen_after: Duration) -> Self {
-        Self { fingerprint, nodes: BTreeMap::new(), registrations: 0, frozen_after }
+        Self { fingerprint, nodes: BTreeMap::new(), registrations: 0, frozen_after, decode_heard: None }
     }
 
     /// Registers a node, or says why not, naming both values. A node of that
@@ -73,6 +82,9 @@ impl<L: Clone> Registry<L> {
         link: L,
     ) -> Result<(Registration, Option<L>), String> {
         let role = self.check(peer, &hello)?;
+        if role == Role::Decode {
+            self.decode_heard = Some(now);
+        }
         self.registrations += 1;
         let registration = Registration { name: hello.name.clone(), number: self.registrations };
         let node = Node::new(registration.number, now, role, reachable(hello, peer), link, self.frozen_after);
@@ -132,6 +144,9 @@ impl<L: Clone> Registry<L> {
     pub(crate) fn status(&mut self, now: Instant, registration: &Registration, status: Status) {
         if let Some(node) = self.current(registration) {
             node.take_status(now, status);
+            if node.role == Role::Decode {
+                self.decode_heard = Some(now);
+            }
         }
     }
 
@@ -175,10 +190,10 @@ impl<L: Clone> Registry<L> {
         now: Instant,
         tokens: &[Token],
         isolation: IsolationKey,
-        without: &[String],
+        without: &[Registration],
     ) -> Vec<DecodeView> {
         let mut tables = Tables { fingerprint: self.fingerprint, isolation, tokens, made: Vec::new() };
-        let ready = || self.ready(now, Role::Decode).filter(|node| !without.contains(&node.hello.name));
+        let ready = || self.ready(now, Role::Decode).filter(|node| !without.contains(&node.registration()));
         let busiest = ready().map(Node::requests_in_flight).max().unwrap_or(0);
         ready()
             .map(|node| {
@@ -197,9 +212,14 @@ impl<L: Clone> Registry<L> {
 
     /// Whether a decode node that is not among those named in `without` is ready
     /// and has a free slot.
-    pub(crate) fn has_free_decode_node(&self, now: Instant, without: &[String]) -> bool {
-        let mut others = self.ready(now, Role::Decode).filter(|node| !without.contains(&node.hello.name));
+    pub(crate) fn has_free_decode_node(&self, now: Instant, without: &[Registration]) -> bool {
+        let mut others = self.ready(now, Role::Decode).filter(|node| !without.contains(&node.registration()));
         others.any(|node| node.requests_in_flight() < node.hello.slots as usize)
+    }
+
+    /// Whether there was a decode node within `lately`.
+    pub(crate) fn had_decode_node(&self, now: Instant, lately: Duration) -> bool {
+        self.decode_heard.is_some_and(|heard| now.saturating_duration_since(heard) < lately)
     }
 
     /// Longest context of the ready decode nodes.

@@ -8,7 +8,8 @@
 //!
 //! A node that fails before the first token is replaced and the client sees
 //! nothing. One that fails later is replaced too: the next node gets the prompt
-//! with the tokens so far behind it and goes on from there. Dropping a
+//! with the tokens so far behind it and goes on from there. Where no node is
+//! left, the answer waits a while for one to come back. Dropping a
 //! [`Running`] resets the stream, which tells the node at once.
 
 use std::sync::Arc;
@@ -20,13 +21,13 @@ use kv_transfer::{
     FailureKind, FinishReason, Generate, MessageReceiver, MessageSender, RequestEvent, Sampling,
     TransferError,
 };
-use tokio::time::{timeout, timeout_at};
+use tokio::time::{sleep, timeout, timeout_at};
 
 use crate::app::App;
 use crate::clock;
 use crate::openai::ApiError;
 use crate::policy::{self, Arm, Decision, Fallback, Prefill, Refusal, RequestView};
-use crate::registry::Reservation;
+use crate::registry::{Registration, Reservation};
 
 /// What is to be generated.
 #[derive(Clone, Debug)]
@@ -58,8 +59,7 @@ pub(crate) struct Running {
     app: Arc<App>,
     job: Job,
     attempt: Attempt,
-    /// Nodes that failed.
-    tried: Vec<String>,
+    tries: Tries,
     generated: Vec<u32>,
     answer_tokens_max: u32,
     cached_tokens: u32,
@@ -71,6 +71,7 @@ pub(crate) struct Running {
 /// One node's turn.
 struct Attempt {
     decision: Decision,
+    node: Registration,
     to_node: MessageSender,
     from_node: MessageReceiver,
     decode_load: Reservation,
@@ -110,28 +111,38 @@ const TAKE_TIMEOUT: Duration = Duration::from_secs(5);
 impl Running {
     /// Places the answer on a decode node, or says why that is not possible.
     pub(crate) async fn start(app: Arc<App>, job: Job) -> Result<Self, ApiError> {
-        let mut tried = Vec::new();
+        let mut tries = Tries::default();
         let mut failure = None;
+        let began = clock::now();
         loop {
             let (attempt, node, answer_tokens_max) =
-                match place(&app, &job, &[], job.max_tokens, u32::MAX, &tried).await {
+                match place(&app, &job, &[], job.max_tokens, u32::MAX, &tries.nodes).await {
                     Ok(placed) => placed,
-                    Err(Unplaced::Failed(node, reason)) if tried.len() + 1 < ATTEMPTS_MAX => {
-                        failure = Some(reason.api_error(&node));
-                        tried.push(node);
+                    Err(Unplaced::Failed(node, reason)) if tries.failed + 1 < ATTEMPTS_MAX => {
+                        failure = Some(reason.api_error(node.name()));
+                        tries.add(node);
                         continue;
                     }
-                    Err(Unplaced::Failed(node, reason)) => return Err(reason.api_error(&node)),
+                    Err(Unplaced::Failed(node, reason)) => return Err(reason.api_error(node.name())),
+                    Err(Unplaced::Refused(refusal)) if worth_waiting(&app, refusal, began) => {
+                        sleep(NODE_POLL).await;
+                        continue;
+                    }
                     Err(Unplaced::Refused(refusal)) => {
                         return Err(failure.unwrap_or_else(|| refused(&job, refusal)));
                     }
                 };
-            tracing::debug!(request = job.request_id, rule = attempt.decision.rule, decode = node, "placed");
+            tracing::debug!(
+                request = job.request_id,
+                rule = attempt.decision.rule,
+                decode = node.name(),
+                "placed"
+            );
             return Ok(Self {
                 app,
                 job,
                 attempt,
-                tried,
+                tries,
                 generated: Vec::new(),
                 answer_tokens_max,
                 cached_tokens: 0,
@@ -190,8 +201,8 @@ impl Running {
             return node.frozen(now).then_some(Failure::Frozen);
         }
         // A cut link may be mended in time, so the answer leaves only for a better chance.
-        let without: Vec<_> = self.tried.iter().chain([&node.hello.name]).cloned().collect();
-        let better = without.len() < ATTEMPTS_MAX && registry.has_free_decode_node(now, &without);
+        let without: Vec<_> = self.tries.nodes.iter().chain([&self.attempt.node]).cloned().collect();
+        let better = self.tries.failed + 1 < ATTEMPTS_MAX && registry.has_free_decode_node(now, &without);
         better.then_some(Failure::Silent)
     }
 
@@ -268,7 +279,7 @@ impl Running {
             error = error.message(),
             "decode node failed"
         );
-        self.tried.push(failed.clone());
+        self.tries.add(self.attempt.node.clone());
         let left = self.answer_tokens_max.saturating_sub(self.generated.len() as u32);
         if left == 0 && !self.generated.is_empty() {
             return Ok(Some(Progress::Finished(FinishReason::Length)));
@@ -276,38 +287,80 @@ impl Running {
         if !failure.may_go_elsewhere() {
             return Err(error);
         }
-        while self.tried.len() < ATTEMPTS_MAX {
+        let began = clock::now();
+        while self.tries.failed < ATTEMPTS_MAX {
             let asked = self.job.max_tokens.map(|_| left);
-            match place(&self.app, &self.job, &self.generated, asked, left, &self.tried).await {
+            match place(&self.app, &self.job, &self.generated, asked, left, &self.tries.nodes).await {
                 Ok((attempt, _, room)) => {
                     self.attempt = attempt;
                     self.answer_tokens_max = self.generated.len() as u32 + room;
                     self.app.metrics.replacements.increment(1);
                     return Ok(None);
                 }
-                Err(Unplaced::Failed(node, _)) => self.tried.push(node),
+                Err(Unplaced::Failed(node, _)) => self.tries.add(node),
+                Err(Unplaced::Refused(refusal))
+                    if failure.node_is_gone() && worth_waiting(&self.app, refusal, began) =>
+                {
+                    sleep(NODE_POLL).await;
+                }
                 Err(Unplaced::Refused(_)) => break,
             }
         }
         if matches!(failure, Failure::Silent) {
             // It was not given up yet, and may still speak.
-            self.tried.retain(|tried| *tried != failed);
+            self.tries.take_back(&self.attempt.node);
             return Ok(None);
         }
         Err(error)
     }
 }
 
+/// The nodes that failed an answer.
+#[derive(Default)]
+struct Tries {
+    /// Those to leave out. One that has registered again is another one.
+    nodes: Vec<Registration>,
+    /// How many there were.
+    failed: usize,
+}
+
+impl Tries {
+    fn add(&mut self, node: Registration) {
+        self.nodes.push(node);
+        self.failed += 1;
+    }
+
+    fn take_back(&mut self, node: &Registration) {
+        self.nodes.retain(|tried| tried != node);
+        self.failed -= 1;
+    }
+}
+
+/// How often a request without a node looks for one.
+const NODE_POLL: Duration = Duration::from_millis(100);
+
+/// Whether a node may soon be there: one was a moment ago, and a restart takes
+/// seconds. A mesh that has had none for long refuses at once.
+fn worth_waiting(app: &App, refusal: Refusal, began: Instant) -> bool {
+    let now = clock::now();
+    refusal == Refusal::NoDecodeNode
+        && now.saturating_duration_since(began) < app.node_wait
+        && app.registry().had_decode_node(now, NODE_MISSED_FOR)
+}
+
+/// A node that was there so long ago is not coming back by itself.
+const NODE_MISSED_FOR: Duration = Duration::from_secs(60);
+
 /// Why no node took the answer.
 enum Unplaced {
     /// The policy found none.
     Refused(Refusal),
     /// The node chosen did not take it.
-    Failed(String, Failure),
+    Failed(Registration, Failure),
 }
 
 /// Chooses a node and hands it the prompt with the tokens `generated` so far.
-/// Returns the node's name and the most tokens that it will generate: those
+/// Returns the node and the most tokens that it will generate: those
 /// asked for, or what its context leaves, and never more than `most`.
 async fn place(
     app: &App,
@@ -315,12 +368,12 @@ async fn place(
     generated: &[u32],
     max_tokens: Option<u32>,
     most: u32,
-    tried: &[String],
-) -> Result<(Attempt, String, u32), Unplaced> {
+    tried: &[Registration],
+) -> Result<(Attempt, Registration, u32), Unplaced> {
     let mut tokens = job.tokens.to_vec();
     tokens.extend(replayed(generated).iter().map(|token| Token(*token)));
     let chosen = choose(app, job, &tokens, max_tokens, tried).map_err(Unplaced::Refused)?;
-    let node = chosen.decision.decode.clone();
+    let node = chosen.node.clone();
     let room = u32::try_from(chosen.context_tokens - tokens.len()).unwrap_or(u32::MAX);
     let answer_tokens_max = max_tokens.unwrap_or(room).min(most);
     let generate = Generate {
@@ -346,7 +399,7 @@ async fn place(
         Err(_) => return Err(Unplaced::Failed(node, Failure::NotTaken)),
     };
     let (decision, decode_load, prefill_load) = (chosen.decision, chosen.decode_load, chosen.prefill_load);
-    let attempt = Attempt { decision, to_node, from_node, decode_load, prefill_load };
+    let attempt = Attempt { decision, node: node.clone(), to_node, from_node, decode_load, prefill_load };
     Ok((attempt, node, answer_tokens_max))
 }
 
@@ -362,6 +415,7 @@ fn replayed(generated: &[u32]) -> &[u32] {
 /// A decision with everything needed to carry it out.
 struct Chosen {
     decision: Decision,
+    node: Registration,
     link: kv_transfer::Connection,
     candidates: Vec<kv_transfer::PrefillCandidate>,
     context_tokens: usize,
@@ -377,7 +431,7 @@ fn choose(
     job: &Job,
     tokens: &[Token],
     max_tokens: Option<u32>,
-    tried: &[String],
+    tried: &[Registration],
 ) -> Result<Chosen, Refusal> {
     let rules = *app.policy.borrow();
     let view = RequestView {
@@ -397,6 +451,7 @@ fn choose(
     let first = names.first().and_then(|name| registry.node(name));
     let own_tokens = if names.is_empty() { uncached } else { 0 };
     Ok(Chosen {
+        node: node.registration(),
         link: node.link.clone(),
         candidates: registry.candidates(names),
         context_tokens: node.hello.context_tokens as usize,
@@ -422,6 +477,15 @@ impl Failure {
             Self::Told(FailureKind::Invalid | FailureKind::PrefillUnavailable, _) => false,
             Self::Told(FailureKind::Busy | FailureKind::Draining | FailureKind::Internal, _) => true,
             Self::Broken(_) | Self::CutShort | Self::NotTaken | Self::Frozen | Self::Silent => true,
+        }
+    }
+
+    /// Whether it may come back as another one.
+    fn node_is_gone(&self) -> bool {
+        match self {
+            Self::Told(kind, _) => *kind == FailureKind::Draining,
+            Self::Broken(_) | Self::CutShort | Self::NotTaken | Self::Frozen => true,
+            Self::Silent => false,
         }
     }
 

@@ -84,6 +84,7 @@ impl RouterCore {
             bodies: BodyBudget::new(config.bodies_bytes_max),
             client_timeout: config.client_timeout,
             frozen_after: config.frozen,
+            node_wait: config.node_wait,
             policy: policy_seen,
             shutdown,
             metrics: RouterMetrics::new()?,

@@ -278,6 +278,7 @@ impl Mesh {
             connections_max: 4_096,
             client_timeout: Duration::from_secs(75),
             frozen: Duration::from_secs(4),
+            node_wait: Duration::from_secs(8),
             drain: Duration::from_secs(5),
         }
     }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use kv_block::LayoutId;
 use kv_transfer::{Hello, Role, Status};
 
-use super::{NodeLoad, STALE_AFTER, WARM_UP};
+use super::{NodeLoad, Registration, STALE_AFTER, WARM_UP};
 use crate::policy::{DecodeView, PrefillView};
 use crate::prefix_view::PrefixView;
 
@@ -53,6 +53,11 @@ impl<L> Node<L> {
             healthy_since: now,
             frozen_after,
         }
+    }
+
+    /// This life of the node.
+    pub(crate) fn registration(&self) -> Registration {
+        Registration { name: self.hello.name.clone(), number: self.number }
     }
 
     pub(super) fn take_status(&mut self, now: Instant, status: Status) {

@@ -102,18 +102,35 @@ fn a_stale_node_is_not_chosen_and_comes_back() {
 #[test]
 fn a_silent_node_has_a_better_one_only_while_another_speaks() {
     let mut mesh = Mesh::new();
-    mesh.join(hello("one", "decode"));
+    let one = mesh.join(hello("one", "decode"));
     let other = mesh.join(hello("two", "decode"));
-    let one = ["one".to_owned()];
+    let one = [one];
     mesh.now += STALE_AFTER + Duration::from_millis(1);
     assert!(mesh.registry.node("one").unwrap().silent(mesh.now));
     assert!(!mesh.registry.has_free_decode_node(mesh.now, &one), "the router itself may have stood still");
     mesh.registry.status(mesh.now, &other, Status { sequence: 1, ..Status::default() });
     assert!(mesh.registry.has_free_decode_node(mesh.now, &one));
-    assert!(!mesh.registry.has_free_decode_node(mesh.now, &["one".to_owned(), "two".to_owned()]));
+    assert!(!mesh.registry.has_free_decode_node(mesh.now, &[one[0].clone(), other.clone()]));
     let busy = Status { sequence: 2, requests_in_flight: 2, ..Status::default() };
     mesh.registry.status(mesh.now, &other, busy);
     assert!(!mesh.registry.has_free_decode_node(mesh.now, &one), "both of its slots are taken");
+}
+
+#[test]
+fn a_node_that_registered_again_is_another_one() {
+    let mut mesh = Mesh::new();
+    let first = mesh.join(hello("d", "decode"));
+    let left_out = [first];
+    let views = |mesh: &Mesh| {
+        mesh.registry.decode_views(mesh.now, &[Token(1)], IsolationKey::SHARED, &left_out).len()
+    };
+    assert_eq!(views(&mesh), 0);
+    mesh.join(hello("d", "decode"));
+    assert_eq!(views(&mesh), 1);
+    let minute = Duration::from_secs(60);
+    assert!(mesh.registry.had_decode_node(mesh.now + minute / 2, minute));
+    assert!(!mesh.registry.had_decode_node(mesh.now + minute, minute));
+    assert!(!Mesh::new().registry.had_decode_node(mesh.now, minute));
 }
 
 #[test]

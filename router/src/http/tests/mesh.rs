@@ -113,6 +113,7 @@ pub(super) fn config() -> RouterConfig {
         connections_max: 8,
         client_timeout: Duration::from_secs(1),
         frozen: Duration::from_secs(1),
+        node_wait: Duration::from_secs(2),
         drain: Duration::from_secs(5),
     }
 }
