@@ -174,7 +174,8 @@ mod tests {
         for (wrong, word) in [
             (&[ROLE, A, STOP, USAGE, "[DONE]"][..], "finish reason"),
             (&[ROLE, A, USAGE, "[DONE]"], "not the whole"),
-            (&[ROLE, A, A, STOP, USAGE, "[DONE]"], "does not begin"),
+            (&[ROLE, A, A, STOP, USAGE, "[DONE]"], "finish reason"),
+            (&[ROLE, A, A, USAGE, "[DONE]"], "does not begin"),
             (&[ROLE, A, B, USAGE, "[DONE]"], "finish reason"),
             (&[ROLE, A, B, STOP, STOP, USAGE, "[DONE]"], "two finish"),
             (&[ROLE, A, STOP, B, USAGE, "[DONE]"], "after the finish"),
