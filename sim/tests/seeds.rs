@@ -12,8 +12,8 @@ fn two_thousand_seeds_under_every_mix_break_no_promise() {
     let count = |name| totals.counts.get(name).copied().unwrap_or(0);
     assert!(count("right") > 70_000, "{totals}");
     // The mixes do something: without these the run would show little.
-    for name in ["failed", "left", "refused", "router lost"] {
-        assert!(count(name) > 100, "{totals}");
+    for name in ["busy", "failed", "left", "refused", "router lost"] {
+        assert!(count(name) > 40, "{totals}");
     }
 }
 
@@ -25,7 +25,8 @@ fn a_fault_costs_an_answer_seconds_not_its_patience() {
         (Mix::Links, 16.0, 4.0),
         (Mix::Kills, 12.0, 5.0),
         (Mix::Stops, 10.0, 4.0),
-        (Mix::Freezes, 12.0, 6.0),
+        // The router freezes too, for up to 15 s, and everybody waits for it.
+        (Mix::Freezes, 20.0, 15.0),
     ] {
         let campaign = Campaign { seeds: 0..30, mix: Some(mix), requests: 200, threads: 2, logged: false };
         let totals = campaign.run(|_, _| {});
