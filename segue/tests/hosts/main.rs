@@ -60,7 +60,10 @@ impl Mesh {
             mesh.processes.push(command.env("SEGUE_SUPERVISED", "1").spawn().unwrap());
         }
         let all_there = eventually(Duration::from_secs(60), async || mesh.healthy().await == NAMES.len() - 1);
-        assert!(all_there.await, "{} nodes are healthy", mesh.healthy().await);
+        let all_there = all_there.await;
+        let ends = mesh.processes.iter_mut().map(|process| process.try_wait().unwrap());
+        let ends: Vec<_> = ends.zip(NAMES).filter(|(end, _)| end.is_some()).collect();
+        assert!(all_there, "{} nodes are healthy; ended: {ends:?}", mesh.healthy().await);
         mesh
     }
 
