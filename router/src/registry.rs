@@ -193,7 +193,7 @@ impl<L: Clone> Registry<L> {
         without: &[Registration],
     ) -> Vec<DecodeView> {
         let mut tables = Tables { fingerprint: self.fingerprint, isolation, tokens, made: Vec::new() };
-        let ready = || self.ready(now, Role::Decode).filter(|node| !without.contains(&node.registration()));
+        let ready = || self.ready_without(now, without);
         let busiest = ready().map(Node::requests_in_flight).max().unwrap_or(0);
         ready()
             .map(|node| {
@@ -213,8 +213,7 @@ impl<L: Clone> Registry<L> {
     /// Whether a decode node that is not among those named in `without` is ready
     /// and has a free slot.
     pub(crate) fn has_free_decode_node(&self, now: Instant, without: &[Registration]) -> bool {
-        let mut others = self.ready(now, Role::Decode).filter(|node| !without.contains(&node.registration()));
-        others.any(|node| node.requests_in_flight() < node.hello.slots as usize)
+        self.ready_without(now, without).any(|node| node.requests_in_flight() < node.hello.slots as usize)
     }
 
     /// Whether there was a decode node within `lately`.
@@ -249,8 +248,13 @@ impl<L: Clone> Registry<L> {
         self.nodes.values().filter(move |node| node.role == role && !node.draining && node.healthy(now))
     }
 
+    /// Ready decode nodes but these.
+    fn ready_without(&self, now: Instant, without: &[Registration]) -> impl Iterator<Item = &Node<L>> {
+        self.ready(now, Role::Decode).filter(|node| !without.iter().any(|one| node.is(one)))
+    }
+
     fn current(&mut self, registration: &Registration) -> Option<&mut Node<L>> {
-        self.nodes.get_mut(&registration.name).filter(|node| node.number == registration.number)
+        self.nodes.get_mut(&registration.name).filter(|node| node.is(registration))
     }
 }
 

@@ -59,7 +59,8 @@ pub(crate) struct Running {
     app: Arc<App>,
     job: Job,
     attempt: Attempt,
-    tries: Tries,
+    /// Nodes that failed. One that has registered again is another one.
+    tried: Vec<Registration>,
     generated: Vec<u32>,
     answer_tokens_max: u32,
     cached_tokens: u32,
@@ -111,16 +112,16 @@ const TAKE_TIMEOUT: Duration = Duration::from_secs(5);
 impl Running {
     /// Places the answer on a decode node, or says why that is not possible.
     pub(crate) async fn start(app: Arc<App>, job: Job) -> Result<Self, ApiError> {
-        let mut tries = Tries::default();
+        let mut tried = Vec::new();
         let mut failure = None;
         let began = clock::now();
         loop {
-            let (attempt, node, answer_tokens_max) =
-                match place(&app, &job, &[], job.max_tokens, u32::MAX, &tries.nodes).await {
+            let (attempt, answer_tokens_max) =
+                match place(&app, &job, &[], job.max_tokens, u32::MAX, &tried).await {
                     Ok(placed) => placed,
-                    Err(Unplaced::Failed(node, reason)) if tries.failed + 1 < ATTEMPTS_MAX => {
+                    Err(Unplaced::Failed(node, reason)) if tried.len() + 1 < ATTEMPTS_MAX => {
                         failure = Some(reason.api_error(node.name()));
-                        tries.add(node);
+                        tried.push(node);
                         continue;
                     }
                     Err(Unplaced::Failed(node, reason)) => return Err(reason.api_error(node.name())),
@@ -135,14 +136,14 @@ impl Running {
             tracing::debug!(
                 request = job.request_id,
                 rule = attempt.decision.rule,
-                decode = node.name(),
+                decode = attempt.node.name(),
                 "placed"
             );
             return Ok(Self {
                 app,
                 job,
                 attempt,
-                tries,
+                tried,
                 generated: Vec::new(),
                 answer_tokens_max,
                 cached_tokens: 0,
@@ -201,8 +202,8 @@ impl Running {
             return node.frozen(now).then_some(Failure::Frozen);
         }
         // A cut link may be mended in time, so the answer leaves only for a better chance.
-        let without: Vec<_> = self.tries.nodes.iter().chain([&self.attempt.node]).cloned().collect();
-        let better = self.tries.failed + 1 < ATTEMPTS_MAX && registry.has_free_decode_node(now, &without);
+        let without: Vec<_> = self.tried.iter().chain([&self.attempt.node]).cloned().collect();
+        let better = without.len() < ATTEMPTS_MAX && registry.has_free_decode_node(now, &without);
         better.then_some(Failure::Silent)
     }
 
@@ -279,7 +280,7 @@ impl Running {
             error = error.message(),
             "decode node failed"
         );
-        self.tries.add(self.attempt.node.clone());
+        self.tried.push(self.attempt.node.clone());
         let left = self.answer_tokens_max.saturating_sub(self.generated.len() as u32);
         if left == 0 && !self.generated.is_empty() {
             return Ok(Some(Progress::Finished(FinishReason::Length)));
@@ -288,16 +289,16 @@ impl Running {
             return Err(error);
         }
         let began = clock::now();
-        while self.tries.failed < ATTEMPTS_MAX {
+        while self.tried.len() < ATTEMPTS_MAX {
             let asked = self.job.max_tokens.map(|_| left);
-            match place(&self.app, &self.job, &self.generated, asked, left, &self.tries.nodes).await {
-                Ok((attempt, _, room)) => {
+            match place(&self.app, &self.job, &self.generated, asked, left, &self.tried).await {
+                Ok((attempt, room)) => {
                     self.attempt = attempt;
                     self.answer_tokens_max = self.generated.len() as u32 + room;
                     self.app.metrics.replacements.increment(1);
                     return Ok(None);
                 }
-                Err(Unplaced::Failed(node, _)) => self.tries.add(node),
+                Err(Unplaced::Failed(node, _)) => self.tried.push(node),
                 Err(Unplaced::Refused(refusal))
                     if failure.node_is_gone() && worth_waiting(&self.app, refusal, began) =>
                 {
@@ -308,31 +309,10 @@ impl Running {
         }
         if matches!(failure, Failure::Silent) {
             // It was not given up yet, and may still speak.
-            self.tries.take_back(&self.attempt.node);
+            self.tried.retain(|tried| *tried != self.attempt.node);
             return Ok(None);
         }
         Err(error)
-    }
-}
-
-/// The nodes that failed an answer.
-#[derive(Default)]
-struct Tries {
-    /// Those to leave out. One that has registered again is another one.
-    nodes: Vec<Registration>,
-    /// How many there were.
-    failed: usize,
-}
-
-impl Tries {
-    fn add(&mut self, node: Registration) {
-        self.nodes.push(node);
-        self.failed += 1;
-    }
-
-    fn take_back(&mut self, node: &Registration) {
-        self.nodes.retain(|tried| tried != node);
-        self.failed -= 1;
     }
 }
 
@@ -360,8 +340,8 @@ enum Unplaced {
 }
 
 /// Chooses a node and hands it the prompt with the tokens `generated` so far.
-/// Returns the node and the most tokens that it will generate: those
-/// asked for, or what its context leaves, and never more than `most`.
+/// Returns the node's turn and the most tokens that it will generate: those asked
+/// for, or what its context leaves, and never more than `most`.
 async fn place(
     app: &App,
     job: &Job,
@@ -369,11 +349,11 @@ async fn place(
     max_tokens: Option<u32>,
     most: u32,
     tried: &[Registration],
-) -> Result<(Attempt, Registration, u32), Unplaced> {
+) -> Result<(Attempt, u32), Unplaced> {
     let mut tokens = job.tokens.to_vec();
     tokens.extend(replayed(generated).iter().map(|token| Token(*token)));
     let chosen = choose(app, job, &tokens, max_tokens, tried).map_err(Unplaced::Refused)?;
-    let node = chosen.node.clone();
+    let node = chosen.node;
     let room = u32::try_from(chosen.context_tokens - tokens.len()).unwrap_or(u32::MAX);
     let answer_tokens_max = max_tokens.unwrap_or(room).min(most);
     let generate = Generate {
@@ -399,8 +379,8 @@ async fn place(
         Err(_) => return Err(Unplaced::Failed(node, Failure::NotTaken)),
     };
     let (decision, decode_load, prefill_load) = (chosen.decision, chosen.decode_load, chosen.prefill_load);
-    let attempt = Attempt { decision, node: node.clone(), to_node, from_node, decode_load, prefill_load };
-    Ok((attempt, node, answer_tokens_max))
+    let attempt = Attempt { decision, node, to_node, from_node, decode_load, prefill_load };
+    Ok((attempt, answer_tokens_max))
 }
 
 /// What the next node gets of the answer so far: all of it.

@@ -60,6 +60,11 @@ impl<L> Node<L> {
         Registration { name: self.hello.name.clone(), number: self.number }
     }
 
+    /// Whether this is that life of that node.
+    pub(super) fn is(&self, registration: &Registration) -> bool {
+        self.number == registration.number
+    }
+
     pub(super) fn take_status(&mut self, now: Instant, status: Status) {
         if status.sequence < self.status.sequence {
             return;
