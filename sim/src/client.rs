@@ -1,7 +1,7 @@
 //! Clients: they talk to the router as over a connection, and judge what they get.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::Request;
@@ -15,6 +15,7 @@ use crate::answer;
 use crate::checker::{Checker, Ended};
 use crate::mesh::Mesh;
 use crate::mix::Allowed;
+use crate::now;
 use crate::workload::{Manner, Plan};
 
 /// No request may take longer, whatever happens to the mesh.
@@ -46,11 +47,6 @@ pub(crate) async fn run(
         }
         sleep(RETRY_AFTER).await;
     }
-}
-
-#[expect(clippy::disallowed_methods, reason = "the simulation reads its own clock")]
-fn now() -> Instant {
-    host::now()
 }
 
 async fn ask(mesh: &Mesh, plan: &Plan) -> Ended {

@@ -32,3 +32,8 @@ pub use checker::Findings;
 pub use host::Bug;
 pub use mix::{Fault, Mix};
 pub use run::{Options, simulate};
+
+#[expect(clippy::disallowed_methods, reason = "the simulation reads its own clock")]
+fn now() -> std::time::Instant {
+    host::now()
+}

@@ -14,7 +14,7 @@ use kv_transfer::{Credentials, MeshAuthority, Role, Shutdown};
 use prefill_node::PrefillConfig;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
-use router::{ModelIdentity, RouterConfig, RouterCore};
+use router::{ModelIdentity, RouterConfig, RouterCore, RouterError};
 use tokio::sync::watch;
 
 use crate::checker::Checker;
@@ -184,63 +184,53 @@ impl Mesh {
         let (shutdown, order) = watch::channel(Shutdown::Running);
         let (model, routes) = (model(), Arc::default());
         let asked = order.clone();
-        let task =
-            match place.role {
-                Role::Router => self.start_router(place, &machine, order, asked, Arc::clone(&routes)),
-                Role::Decode => {
-                    let node =
-                        decode_node::run(self.decode(place), model.clone(), place.credentials.clone(), order);
-                    self.watch(place, &machine, asked, async move {
-                        node.await.map_err(|error| error.to_string())
-                    })
-                }
-                Role::Prefill => {
-                    let node = prefill_node::run(
-                        self.prefill(place),
-                        model.clone(),
-                        place.credentials.clone(),
-                        order,
-                    );
-                    self.watch(place, &machine, asked, async move {
-                        node.await.map_err(|error| error.to_string())
-                    })
-                }
-            };
+        let credentials = place.credentials.clone();
+        let task = match place.role {
+            Role::Router => {
+                let router = self.router_life(place, order, Arc::clone(&routes));
+                self.watch(place, &machine, asked, router)
+            }
+            Role::Decode => {
+                let node = decode_node::run(self.decode(place), model.clone(), credentials, order);
+                self.watch(place, &machine, asked, node)
+            }
+            Role::Prefill => {
+                let node = prefill_node::run(self.prefill(place), model.clone(), credentials, order);
+                self.watch(place, &machine, asked, node)
+            }
+        };
         *place.lock() = Some(Life { machine, model, shutdown, routes, task });
     }
 
-    fn start_router(
+    fn router_life(
         &self,
         place: &Place,
-        machine: &Arc<Machine>,
         order: watch::Receiver<Shutdown>,
-        asked: watch::Receiver<Shutdown>,
         routes: Arc<Mutex<Option<axum::Router>>>,
-    ) -> tokio::task::AbortHandle {
+    ) -> impl Future<Output = Result<(), RouterError>> + Send + 'static {
         let (config, credentials) = (self.router_config(place), place.credentials.clone());
-        let model = model();
         let identity = ModelIdentity {
-            name: model.name().to_owned(),
-            alias: model.name().to_owned(),
-            fingerprint: model.fingerprint(),
+            name: self.oracle.name().to_owned(),
+            alias: self.oracle.name().to_owned(),
+            fingerprint: self.oracle.fingerprint(),
             context_tokens_max: CONTEXT_TOKENS,
         };
-        self.watch(place, machine, asked, async move {
-            let core = RouterCore::bind(&config, Arc::new(FakeVocabulary), identity, &credentials, order);
-            let mut core = core.map_err(|error| error.to_string())?;
+        async move {
+            let vocabulary = Arc::new(FakeVocabulary);
+            let mut core = RouterCore::bind(&config, vocabulary, identity, &credentials, order)?;
             *routes.lock().unwrap_or_else(PoisonError::into_inner) = Some(core.routes());
             core.attend().await;
             Ok(())
-        })
+        }
     }
 
     /// Runs a role; an end with an error, or one that nobody asked for, is a violation.
-    fn watch(
+    fn watch<E: std::fmt::Display>(
         &self,
         place: &Place,
         machine: &Arc<Machine>,
         asked: watch::Receiver<Shutdown>,
-        role: impl Future<Output = Result<(), String>> + Send + 'static,
+        role: impl Future<Output = Result<(), E>> + Send + 'static,
     ) -> tokio::task::AbortHandle {
         let (checker, name) = (self.checker.clone(), place.name.clone());
         let task = machine.spawn(async move {
@@ -267,7 +257,7 @@ impl Mesh {
         RouterConfig {
             name: place.name.clone(),
             listen: SocketAddr::new(place.ip, 8_080),
-            mesh_listen: SocketAddr::new(place.ip, MESH_PORT),
+            mesh_listen: place.mesh_address(),
             model: Default::default(),
             model_alias: None,
             keys_dir: Default::default(),
@@ -286,8 +276,8 @@ impl Mesh {
     fn decode(&self, place: &Place) -> DecodeConfig {
         DecodeConfig {
             name: place.name.clone(),
-            listen: SocketAddr::new(place.ip, MESH_PORT).to_string(),
-            router: SocketAddr::new(self.router().ip, MESH_PORT).to_string(),
+            listen: place.mesh_address().to_string(),
+            router: self.router().mesh_address().to_string(),
             block_tokens: 16,
             slots: SLOTS,
             threads: 1,
@@ -304,8 +294,8 @@ impl Mesh {
     fn prefill(&self, place: &Place) -> PrefillConfig {
         PrefillConfig {
             name: place.name.clone(),
-            listen: SocketAddr::new(place.ip, MESH_PORT).to_string(),
-            router: SocketAddr::new(self.router().ip, MESH_PORT).to_string(),
+            listen: place.mesh_address().to_string(),
+            router: self.router().mesh_address().to_string(),
             block_tokens: 16,
             chunk_tokens: CHUNK_TOKENS,
             max_resident: self.sizes.residents,
@@ -353,6 +343,10 @@ impl Mesh {
 impl Place {
     fn lock(&self) -> std::sync::MutexGuard<'_, Option<Life>> {
         self.life.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn mesh_address(&self) -> SocketAddr {
+        SocketAddr::new(self.ip, MESH_PORT)
     }
 
     /// `None` while something else is done to it.

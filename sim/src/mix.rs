@@ -116,7 +116,7 @@ impl Mix {
     /// Faults that may be at work at once.
     pub fn faults_at_once(self) -> usize {
         match self {
-            Self::Calm | Self::Clients | Self::Scarce | Self::Overload => 0,
+            _ if self.faults().is_empty() => 0,
             Self::Everything => 3,
             _ => 1,
         }

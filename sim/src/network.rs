@@ -14,6 +14,8 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use tokio::sync::Notify;
 
+use crate::now;
+
 /// What every packet meets.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Weather {
@@ -240,11 +242,6 @@ impl Datagrams for Socket {
         buffer[..length].copy_from_slice(&bytes[..length]);
         Poll::Ready((length, from))
     }
-}
-
-#[expect(clippy::disallowed_methods, reason = "the simulation reads its own clock")]
-fn now() -> Instant {
-    host::now()
 }
 
 async fn sleep_until(moment: Option<Instant>) {

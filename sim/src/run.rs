@@ -20,6 +20,7 @@ use crate::client::{self, Connection};
 use crate::faults;
 use crate::mesh::Mesh;
 use crate::mix::{Allowed, Mix};
+use crate::now;
 use crate::workload::Workload;
 
 /// What to simulate.
@@ -100,10 +101,9 @@ pub fn simulate(seed: u64, options: &Options) -> Findings {
     findings
 }
 
-#[expect(clippy::disallowed_methods, reason = "a shell: it starts tasks and reads the clock")]
 async fn drive(seed: u64, options: &Options, looks: Arc<AtomicUsize>) -> Findings {
     let mut rng = SmallRng::seed_from_u64(seed);
-    let checker = Arc::new(Checker::new(host::now(), options.logged));
+    let checker = Arc::new(Checker::new(now(), options.logged));
     let mesh = Mesh::new(rng.random(), options.mix, options.bug, checker.clone());
     let network = mesh.network.clone();
     let mut background = JoinSet::new();
