@@ -4,9 +4,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use host::ThreadEnd;
 use tokio::sync::mpsc::error::TryRecvError;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
-use tokio::sync::oneshot;
 
 use crate::runner::Runner;
 use crate::sequence::{NewSequence, RequestKey};
@@ -30,7 +30,7 @@ pub(crate) struct Engine {
 
 impl Engine {
     /// Starts the thread. It ends on `stop` or a panic, and says so.
-    pub(crate) fn start(runner: Runner, stats: Arc<Stats>) -> std::io::Result<(Self, EngineEnd)> {
+    pub(crate) fn start(runner: Runner, stats: Arc<Stats>) -> std::io::Result<(Self, ThreadEnd)> {
         let (commands, inbox) = unbounded_channel();
         let engine = EngineLoop { runner, stats, inbox, published: None };
         Ok((Self { commands }, host::thread("engine", engine.run())?))
@@ -50,9 +50,6 @@ impl Engine {
         let _ = self.commands.send(Command::Stop);
     }
 }
-
-/// Resolves when the thread has ended; `Err` holds the message of a panic.
-pub(crate) type EngineEnd = oneshot::Receiver<Result<(), String>>;
 
 struct EngineLoop {
     runner: Runner,

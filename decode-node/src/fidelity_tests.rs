@@ -122,7 +122,7 @@ impl Lab {
         let template = self.session.blob_template().unwrap();
         let layout = template.layout().clone();
         let seed = ChainSeed::new(self.model.fingerprint(), layout.id(), IsolationKey::SHARED);
-        let id = HandoffId(uuid::Uuid::new_v4().into_bytes());
+        let id = HandoffId(host::random_bytes());
         let (sender, received) = oneshot::channel();
         let job = HandoffJob {
             id,

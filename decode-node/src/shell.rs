@@ -7,6 +7,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use engine::{EngineError, Model, SessionConfig};
+use host::ThreadEnd;
 use kv_transfer::membership::{self, NodeState};
 use kv_transfer::{
     Connection, Credentials, Endpoint, Hello, PROTOCOL_VERSION, Shutdown, TransferError, Tuning,
@@ -14,7 +15,7 @@ use kv_transfer::{
 use tokio::sync::{mpsc, watch};
 
 use crate::config::DecodeConfig;
-use crate::engine_thread::{Engine, EngineEnd};
+use crate::engine_thread::Engine;
 use crate::peers::Peers;
 use crate::request_task::{self, Node};
 use crate::runner::{Runner, RunnerSettings};
@@ -77,7 +78,7 @@ struct Started {
     endpoint: Endpoint,
     draining: watch::Sender<bool>,
     state: (watch::Sender<NodeState>, watch::Receiver<NodeState>),
-    engine_ended: EngineEnd,
+    engine_ended: ThreadEnd,
 }
 
 fn start(config: &DecodeConfig, model: &dyn Model, credentials: &Credentials) -> Result<Started, NodeError> {

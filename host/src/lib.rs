@@ -14,7 +14,8 @@
 //! The simulation stands in the same binary, so tokio's clock is one that can be
 //! paused; it reads the real one unless a runtime has been paused.
 //!
-//! Not its job: sockets of a real machine; anything about the mesh.
+//! Not its job: sockets of a real machine; the mesh, but for the names of the
+//! defects that a simulated machine can have ([`Bug`]).
 
 mod machine;
 mod tasks;
@@ -22,7 +23,7 @@ mod threads;
 
 pub use machine::{Bug, Datagrams, Machine, Network};
 pub use tasks::{Blocking, Task, blocking, spawn, spawn_on, task};
-pub use threads::{SideRuntime, step_time, stepped, thread};
+pub use threads::{SideRuntime, ThreadEnd, step_time, stepped, thread};
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -10,11 +10,12 @@ use tokio::sync::oneshot;
 
 use crate::Machine;
 
-/// Runs `body` on a thread of its own, of which it may block nothing but
-/// itself. The receiver resolves when it has ended: `Err` holds the message of
-/// a panic.
+/// Resolves when a [`thread`] has ended; `Err` holds the message of a panic.
+pub type ThreadEnd = oneshot::Receiver<Result<(), String>>;
+
+/// Runs `body` on a thread of its own, of which it may block nothing but itself.
 #[expect(clippy::disallowed_methods, reason = "what a simulated machine has for a thread")]
-pub fn thread<F>(name: &str, body: F) -> std::io::Result<oneshot::Receiver<Result<(), String>>>
+pub fn thread<F>(name: &str, body: F) -> std::io::Result<ThreadEnd>
 where
     F: Future<Output = ()> + Send + 'static,
 {

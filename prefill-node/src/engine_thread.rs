@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use engine::{BatchItem, EngineError, ExportedRows, Model, Session, SessionConfig};
-use host::Bug;
+use host::{Bug, ThreadEnd};
 use kv_block::{Layout, SlotId};
 use tokio::sync::oneshot;
 
@@ -24,7 +24,7 @@ const SLOT: SlotId = SlotId(0);
 pub(crate) struct EngineThread {
     pub(crate) layout: Arc<Layout>,
     /// Resolves when the thread has ended: `Ok` after [`WorkQueue::stop`].
-    pub(crate) ended: oneshot::Receiver<Result<(), String>>,
+    pub(crate) ended: ThreadEnd,
 }
 
 /// Makes the sessions on a thread of its own, pinned to `cpus` unless empty,

@@ -6,12 +6,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use engine::{EngineError, Model, SessionConfig};
+use host::ThreadEnd;
 use kv_block::HandoffId;
 use kv_transfer::{
     Connection, Credentials, Endpoint, HandoffMessage, Hello, MessageReceiver, MessageSender,
     PROTOCOL_VERSION, PrefillRequest, RefusalReason, Role, Shutdown, TransferError, Tuning, membership,
 };
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tracing::Instrument;
@@ -118,7 +119,7 @@ pub(crate) struct Node {
 }
 
 /// Resolves when the engine thread has ended; `None` where there is none to end.
-pub(crate) type EngineEnded = Option<oneshot::Receiver<Result<(), String>>>;
+pub(crate) type EngineEnded = Option<ThreadEnd>;
 
 impl Node {
     /// Makes the sessions and starts the engine thread.
